@@ -1,0 +1,6 @@
+"""`python -m towerman` is `towerman`."""
+
+from towerman.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

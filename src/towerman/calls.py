@@ -1,0 +1,348 @@
+"""The words that every room passes on: Call, Batch, Ask, Decision, Result.
+
+Theory. A batch is the calls of one model response in emitted order. The identity of a call is its
+index in the batch, never the provider's id, which may be missing or repeated. What a ready call wants
+is an `Ask`: permits, access and how long it may wait. An Ask has no field for arguments, so the rooms
+that decide cannot leak them. The answer to a call is a `Result`, written once.
+
+House rules. Everything here is frozen and slotted. `repr` shows names, sizes and codes, never an
+argument and never a value.
+
+Not here: how a call is decided (gate, ledger), run (runner) or written for a provider (adapters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn
+
+from towerman.errors import Code
+
+Outcome = Literal["ok", "error", "rejected", "skipped", "cancelled", "timed_out", "pending"]
+"""How a call ended: it answered, its handler failed, it was refused, a call it needs failed, ..."""
+
+Applied = Literal["no", "yes", "unknown"]
+"""Whether the effect of a call took place."""
+
+Retryable = Literal["yes", "no", "unknown"]
+"""Whether trying again can help and can do no harm."""
+
+Arguments = Mapping[str, object]
+
+# Lock modes of a resource, as in granular locking: the intention modes stand on the nodes above.
+IS: Final = 0
+IX: Final = 1
+S: Final = 2
+X: Final = 3
+Mode = int
+
+# COMPATIBLE[a][b]: may a and b be held on one node by two calls at once?
+COMPATIBLE: Final[tuple[tuple[bool, ...], ...]] = (
+    (True, True, True, False),  # IS
+    (True, True, False, False),  # IX
+    (True, False, True, False),  # S
+    (False, False, False, False),  # X
+)
+
+
+def _size(arguments: object) -> str:
+    if isinstance(arguments, str | bytes):
+        return f"<{len(arguments)} characters>"
+    if isinstance(arguments, Mapping):
+        return f"<{len(arguments)} names>"
+    return f"<{type(arguments).__name__}>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Call:
+    """One requested invocation.
+
+    Args:
+        tool: the tool's declared name.
+        arguments: a mapping of argument names to values, or the JSON text as the model wrote it.
+        id: the provider's id; may be empty or repeated.
+        needs: ids of calls of the same batch whose results must be there first.
+        idempotency_key: handed to the handler as it is (`Context.idempotency_key`).
+    """
+
+    tool: str
+    arguments: Arguments | str
+    id: str = ""
+    needs: Sequence[str] = ()
+    idempotency_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Call(id={self.id[:64]!r}, arguments={_size(self.arguments)}, needs={len(self.needs)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Batch:
+    """The calls of one model response, and what is needed to answer them in the same form.
+
+    Args:
+        calls: in emitted order.
+        format: the adapter that read it: "openai", "anthropic" or "towerman".
+        message: the assistant message the calls came in, as plain data, or None when only calls were given.
+        truncated: the response was cut at the token limit, so its last call may be incomplete.
+        response_id: the provider's id of the response, or None.
+    """
+
+    calls: tuple[Call, ...]
+    format: str = "towerman"
+    message: Mapping[str, object] | None = None
+    truncated: bool = False
+    response_id: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self.calls)} calls, format={self.format!r}, truncated={self.truncated})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Access:
+    """A call touches a resource.
+
+    Args:
+        key: the canonical key, for example `file:/srv/a.txt`. Holds argument values: never shown.
+        write: it may change the resource.
+        subtree: the key and everything below it.
+        template: what was declared, for example `file:{path}`: this is what people see.
+    """
+
+    key: str
+    write: bool
+    subtree: bool
+    template: str
+
+    def __repr__(self) -> str:
+        return f"Access({'write' if self.write else 'read'} {self.template!r})"
+
+
+Hold = tuple[str, Mode]
+"""A flat key and the mode in which it is held."""
+
+
+class Ask:
+    """What a ready call wants, in one step: all of it or nothing.
+
+    Calls of one run and one tool that touch nothing share one Ask, so that the gate can see by
+    identity that two of them want the same.
+
+    Args:
+        run: the run's number; the flow for fair share.
+        tool: the tool's declared name.
+        permits: (pool key, permits) pairs, all above 0, no key twice.
+        holds: (flat resource key, mode) pairs, no key twice.
+        priority: class of the run; higher goes first.
+        wait: wait when busy (True) or be refused at once (False).
+        max_wait: the longest wait in seconds.
+        bounds: (queue key, most waiting) pairs.
+        labels: flat key -> what people are shown for it (a template, never a key).
+    """
+
+    __slots__ = ("bounds", "holds", "labels", "max_wait", "permits", "priority", "run", "tool", "wait")
+
+    def __init__(
+        self,
+        run: int,
+        tool: str,
+        permits: tuple[tuple[str, int], ...],
+        holds: tuple[Hold, ...] = (),
+        *,
+        priority: int = 0,
+        wait: bool = True,
+        max_wait: float = 30.0,
+        bounds: tuple[tuple[str, int], ...] = (),
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run = run
+        self.tool = tool
+        self.permits = permits
+        self.holds = holds
+        self.priority = priority
+        self.wait = wait
+        self.max_wait = max_wait
+        self.bounds = bounds
+        self.labels = labels or {}
+
+    def __repr__(self) -> str:
+        return f"Ask(run={self.run}, tool={self.tool!r}, permits={dict(self.permits)}, holds={len(self.holds)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The gate's no to an entry.
+
+    Args:
+        code: `concurrency_limit`, `queue_full`, `wait_timeout`, `deadline_exceeded`, ...
+        blocker: what it waited for or met, as people are shown it: `pool crm`, `resource file:{path}`.
+    """
+
+    code: Code
+    blocker: str
+
+
+class _Slots:
+    """The slots of a Result, writable only while it is being made."""
+
+    __slots__ = (
+        "applied",
+        "attempts",
+        "call_id",
+        "code",
+        "content",
+        "exception",
+        "handle",
+        "index",
+        "message",
+        "original_bytes",
+        "outcome",
+        "ran",
+        "retry_after",
+        "retryable",
+        "started",
+        "still_running",
+        "tool",
+        "value",
+        "waited",
+        "waited_for",
+    )
+
+    index: int
+    call_id: str
+    tool: str
+    outcome: Outcome
+    code: Code | None
+    message: str
+    content: str
+    value: object
+    exception: BaseException | None
+    started: bool
+    applied: Applied
+    retryable: Retryable
+    retry_after: float | None
+    waited: float
+    ran: float
+    waited_for: tuple[str, ...]
+    attempts: int
+    still_running: bool
+    original_bytes: int
+    handle: str | None
+
+
+class Result(_Slots):
+    """The one answer to a call. Frozen.
+
+    Attributes:
+        index: place in the batch, from 0: the call's identity.
+        call_id: the provider's id as it came; may be empty or repeated.
+        tool: the tool's name as the model wrote it, cut to 128 characters.
+        outcome: `ok error rejected skipped cancelled timed_out pending`.
+        code: from `towerman.errors.CODES`; None when the outcome is ok.
+        message: a short sentence for the model; never empty, never with an argument value.
+        content: what the model is sent, bounded in size.
+        value: what the handler returned (this process only).
+        exception: what the handler raised (this process only).
+        started: the handler's first line was reached.
+        applied: whether the effect took place.
+        retryable: whether trying again can help and can do no harm.
+        retry_after: seconds after which trying again can help, or None.
+        waited: seconds in the gate's queue.
+        ran: seconds from the start of the handler to the seal of this result.
+        waited_for: what blocked it, first to last: pools, resource templates.
+        attempts: how often the handler was started.
+        still_running: the work goes on after this result was sealed, and holds what it held.
+        original_bytes: size of the whole content in UTF-8 bytes, before it was bounded.
+        handle: name under which the whole content can be read, or None.
+    """
+
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Result is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Result is frozen: cannot delete {name!r}")
+
+    @property
+    def ok(self) -> bool:
+        """The handler answered."""
+        return self.outcome == "ok"
+
+    def __repr__(self) -> str:
+        name = "<unknown tool>" if self.code == "unknown_tool" else repr(self.tool)
+        code = f", code={self.code!r}" if self.code else ""
+        return f"Result({self.index}, {name}, {self.outcome!r}{code}, {len(self.content)} characters)"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Result):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _Slots.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # equal results may hold unhashable values
+
+    def __copy__(self) -> Result:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickle, tuple(getattr(self, name) for name in _Slots.__slots__)
+
+
+def make_result(
+    index: int,
+    call_id: str,
+    tool: str,
+    outcome: Outcome,
+    code: Code | None,
+    message: str,
+    content: str,
+    *,
+    value: object = None,
+    exception: BaseException | None = None,
+    started: bool = False,
+    applied: Applied = "no",
+    retryable: Retryable = "no",
+    retry_after: float | None = None,
+    waited: float = 0.0,
+    ran: float = 0.0,
+    waited_for: tuple[str, ...] = (),
+    attempts: int = 0,
+    still_running: bool = False,
+    original_bytes: int = 0,
+    handle: str | None = None,
+) -> Result:
+    """Make a Result: filled while its class is still the writable one, then frozen by changing it."""
+    result = _Slots()
+    result.index = index
+    result.call_id = call_id
+    result.tool = tool
+    result.outcome = outcome
+    result.code = code
+    result.message = message
+    result.content = content
+    result.value = value
+    result.exception = exception
+    result.started = started
+    result.applied = applied
+    result.retryable = retryable
+    result.retry_after = retry_after
+    result.waited = waited
+    result.ran = ran
+    result.waited_for = waited_for
+    result.attempts = attempts
+    result.still_running = still_running
+    result.original_bytes = original_bytes
+    result.handle = handle
+    result.__class__ = Result
+    return result  # type: ignore[return-value]
+
+
+def with_content(result: Result, content: str) -> Result:
+    """The same result with another content (a batch's total bound cuts after the fact)."""
+    values = {name: getattr(result, name) for name in _Slots.__slots__}
+    values["content"] = content
+    return make_result(**values)
+
+
+def _unpickle(*values: object) -> Result:
+    return make_result(**dict(zip(_Slots.__slots__, values, strict=True)))  # type: ignore[arg-type]

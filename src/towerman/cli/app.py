@@ -1,0 +1,380 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from towerman.cli import INTERRUPTED, NOT_OK, OK, WRONG, Wrong, complain
+from towerman.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from towerman.calls import Batch
+    from towerman.observers import JsonlObserver
+    from towerman.timeline import Story
+    from towerman.tower import BatchResult
+    from towerman.trace import Span
+
+
+class Format(StrEnum):
+    """The forms that a batch may have on the command line."""
+
+    openai = "openai"
+    anthropic = "anthropic"
+    towerman = "towerman"
+
+
+app = typer.Typer(
+    name="towerman",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXIT_CODES = (
+    "Exit code 0: all is well. 1: it ran and something was not ok. "
+    "2: the input or the configuration is wrong. 130: interrupted."
+)
+
+
+def run_app(words: Sequence[str]) -> int:
+    """Run one command; what typer finds wrong with the words is one line on stderr."""
+    # The error's class lives in another package from one version of typer to the next.
+    usage_error = cast("type[Exception]", typer.BadParameter.__mro__[1])
+    try:
+        return cast("int | None", app(args=list(words), prog_name="towerman", standalone_mode=False)) or OK
+    except usage_error as error:
+        context = getattr(error, "ctx", None)
+        where = "towerman" if context is None else context.command_path
+        message = error.format_message().replace("Value error, ", "").rstrip(".")  # type: ignore[attr-defined]
+        return complain(f"{message} (see {where} --help)")
+
+
+@app.callback(epilog=_EXIT_CODES)
+def towerman(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+) -> int:
+    """Clear every tool call of an agent before it runs, and answer each one exactly once."""
+    if version:
+        from towerman import __version__
+
+        print(f"towerman {__version__}")
+        raise typer.Exit(OK)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG)
+    return OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def demo(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the messages for the provider as JSON, and nothing else.")
+    ] = False,
+    format: Annotated[
+        Format, typer.Option("--format", help="The form in which the batch is handed in and answered.")
+    ] = Format.openai,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            "--keep", metavar="DIR", help="Make database and files in DIR (new or empty) and leave them there."
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
+    ] = None,
+) -> int:
+    """Run 15 tool calls against the built-in support desk.
+
+    They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files in a temporary folder. Two updates
+    go to one ticket, two edits to one file, four calls want a pool of 2; one call fails, one names an unknown tool
+    and one has broken JSON, on purpose. The exit code is 0 when every call ends as promised and database and files
+    hold what they should, else 1.
+    """
+    from towerman.adapters import decode
+    from towerman.desk import FORMS, Desk, check, open_tower
+
+    with ExitStack() as stack:
+        folder = _folder(stack, keep)
+        recorder = _recorder(stack, trace)
+        batch = decode(FORMS[format.value](), format.value)
+        desk = Desk(folder)
+        observers = [] if recorder is None else [recorder]
+        if as_json:
+            from towerman.cli.show import stdout_for_json, write_json
+            from towerman.cli.work import perform
+
+            with stdout_for_json():
+                result, interrupted = perform(open_tower(desk, observers=observers), batch, "demo")
+            if result is not None:
+                write_json(result.messages())
+            if interrupted or result is None:
+                return INTERRUPTED
+            broken = check(desk, result)[1]
+            for sentence in broken:
+                complain(f"not as promised: {sentence}")
+            return NOT_OK if broken else OK
+
+        from towerman.cli.live import Board
+        from towerman.cli.show import console
+        from towerman.cli.work import live, perform
+
+        screen = console()
+        screen.print(
+            "Towerman demo: a support desk, its database, its files and a CRM that takes 2 requests at a time."
+        )
+        screen.print(f"A model sent one message with {len(batch.calls)} tool calls. Each is cleared before it runs:\n")
+        board = Board([call.tool for call in batch.calls])
+        with live(screen, board):
+            result, interrupted = perform(open_tower(desk, observers=[board, *observers]), batch, "demo")
+        _show(screen, result)
+        if interrupted or result is None:
+            complain("interrupted")
+            return INTERRUPTED
+        kept, broken = check(desk, result)
+        tick, cross = ("+", "-") if not _unicode(screen) else ("✓", "✗")
+        screen.print("\nWhat came of it, looked up in the database and the files:")
+        for sentence in kept:
+            screen.print(f"  {tick} {sentence}", style="green")
+        for sentence in broken:
+            screen.print(f"  {cross} not as promised: {sentence}", style="bold red")
+        if keep is not None:
+            screen.print(f"\nDatabase and files are in {keep}")
+        screen.print("\nYour own calls and tools: towerman run CALLS --tools module:tower")
+        return NOT_OK if broken else OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def run(
+    calls: Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls as JSON, or - for stdin.")],
+    tools: Annotated[
+        str,
+        typer.Option(
+            "--tools",
+            metavar="MODULE:TOWER",
+            help="Where the tools are: an importable module (also in the current folder) and the Tower in it.",
+        ),
+    ],
+    format: Annotated[
+        Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the messages for the provider as JSON, also on a terminal.")
+    ] = False,
+) -> int:
+    """Run a batch of your own against your own tools.
+
+    CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the timeline and the results. Otherwise, and with --json, stdout gets
+    the messages for the provider as JSON and nothing else; what the tools print goes to stderr. After Ctrl-C the
+    results so far are printed all the same: every call has one.
+    """
+    from towerman.adapters import decode
+    from towerman.cli.load import load_tower, read_text, shown
+
+    for_program = as_json or not sys.stdout.isatty()
+    with ExitStack() as stack:
+        try:
+            batch = decode(read_text(calls), None if format is None else format.value)
+        except InputError as problem:
+            raise Wrong(f"{shown(calls)}: {problem}") from None
+        if for_program:
+            from towerman.cli.show import stdout_for_json
+
+            stack.enter_context(stdout_for_json())
+        tower = load_tower(tools)
+        recorder = _recorder(stack, trace)
+        from towerman.cli.work import attach, live, perform
+
+        if recorder is not None:
+            attach(tower, recorder)
+        if for_program:
+            result, interrupted = perform(tower, batch, None)
+        else:
+            from towerman.cli.live import Board
+            from towerman.cli.show import console
+
+            screen = console()
+            board = Board([call.tool for call in batch.calls])
+            attach(tower, board)
+            with live(screen, board):
+                result, interrupted = perform(tower, batch, None)
+            _show(screen, result)
+    if for_program and result is not None:
+        from towerman.cli.show import write_json
+
+        write_json(result.messages())
+    return _verdict(shown(calls), batch, result, interrupted)
+
+
+def _verdict(name: str, batch: Batch, result: BatchResult | None, interrupted: bool) -> int:
+    if result is not None and result.notice:
+        complain(result.notice)
+    if interrupted or result is None:
+        complain("interrupted")
+        return INTERRUPTED
+    if not batch.calls:
+        complain(f"{name}: there are no tool calls in it, so nothing ran")
+        return OK
+    bad = sum(1 for one in result if not one.ok)
+    if bad:
+        complain(f"{bad} of {len(result)} calls did not end ok")
+        return NOT_OK
+    return OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def trace(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of events as lines of JSON, or - for stdin.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the batches and their calls as JSON.")] = False,
+) -> int:
+    """Draw the timeline of each recorded batch.
+
+    FILE was written by --trace, or by a JsonlObserver. A line that is no event is named and passed over; then the exit code is 1. That recorded calls failed does not
+    change the exit code.
+    """
+    from towerman.cli.load import read_bytes, shown
+    from towerman.observers import read_events
+    from towerman.timeline import stories
+
+    events, skipped = read_events(io.BytesIO(read_bytes(file)))
+    name = shown(file)
+    if skipped and not events:
+        raise Wrong(f"{name}: no event in it; line {skipped[0].line}: {skipped[0].reason}")
+    told = stories(events)
+    if as_json:
+        from towerman.cli.show import write_json
+
+        write_json(
+            {
+                "batches": [_story_as_dict(story) for story in told],
+                "skipped": [{"line": line.line, "reason": line.reason} for line in skipped],
+            }
+        )
+    else:
+        from towerman.cli.show import console
+
+        screen = console()
+        for number, story in enumerate(told):
+            if number:
+                screen.print()
+            _draw_story(screen, story)
+    if not told:
+        complain(f"{name}: no batch in it")
+    for line in skipped[:10]:
+        complain(f"{name}, line {line.line}: {line.reason}; passed over")
+    if len(skipped) > 10:
+        complain(f"{name}: {len(skipped) - 10} more lines passed over")
+    return NOT_OK if skipped else OK
+
+
+def _draw_story(screen: Console, story: Story) -> None:
+    from datetime import datetime
+
+    from towerman.cli.show import has_color, print_drawing, takes_only_ascii
+    from towerman.timeline import draw, printable
+
+    ascii_only = takes_only_ascii(screen)
+    heading = f"run {printable(story.run_id, ascii_only=ascii_only)}, batch {story.batch}"
+    if story.wall is not None:
+        try:
+            heading += f", {datetime.fromtimestamp(story.wall).astimezone():%Y-%m-%d %H:%M:%S}"
+        except (OverflowError, OSError, ValueError):
+            pass  # an instant that no calendar has
+    if not story.finished:
+        heading += ", its end is not in the file"
+    if len(story.spans) < story.calls:
+        heading += f", {story.calls - len(story.spans)} of its {story.calls} calls are not in the file"
+    screen.print(heading, style="bold", soft_wrap=True)
+    print_drawing(screen, draw(story.spans, width=screen.width, color=has_color(screen), ascii_only=ascii_only))
+
+
+def _story_as_dict(story: Story) -> dict[str, object]:
+    return {
+        "run_id": story.run_id,
+        "batch": story.batch,
+        "wall": story.wall,
+        "finished": story.finished,
+        "size": story.calls,
+        "calls": [_span_as_dict(span) for span in story.spans],
+    }
+
+
+def _span_as_dict(span: Span) -> dict[str, object]:
+    return {
+        "index": span.index,
+        "tool": span.tool,
+        "outcome": span.outcome,
+        "code": span.code,
+        "queued": span.queued,
+        "started": span.started,
+        "sealed": span.sealed,
+        "ended": span.ended,
+        "waited_for": list(span.waited_for),
+        "still_running": span.still_running,
+    }
+
+
+def _unicode(screen: Console) -> bool:
+    from towerman.cli.show import takes_only_ascii
+
+    return not takes_only_ascii(screen)
+
+
+def _show(screen: Console, result: BatchResult | None) -> None:
+    """The timeline and the results, for a person."""
+    from towerman.cli.show import has_color, print_drawing, results_table, takes_only_ascii
+    from towerman.timeline import draw
+
+    if not result:
+        return
+    drawing = draw(result.spans(), width=screen.width, color=has_color(screen), ascii_only=takes_only_ascii(screen))
+    print_drawing(screen, drawing)
+    screen.print()
+    results_table(screen, list(result))
+
+
+def _recorder(stack: ExitStack, path: Path | None) -> JsonlObserver | None:
+    if path is None:
+        return None
+    from towerman.observers import JsonlObserver
+
+    try:
+        return stack.enter_context(JsonlObserver(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise Wrong(f"--trace {path}: cannot be written: {reason}") from None
+
+
+def _folder(stack: ExitStack, keep: Path | None) -> Path:
+    if keep is None:
+        return stack.enter_context(_temporary())
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        if any(keep.iterdir()):
+            raise Wrong(f"--keep {keep}: the folder is not empty; give a new or an empty one")
+    except OSError as error:
+        raise Wrong(f"--keep {keep}: cannot be made: {error.strerror or type(error).__name__}") from None
+    return keep
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    # A tool that outlived an interrupted batch may still hold a file open.
+    with tempfile.TemporaryDirectory(prefix="towerman-demo-", ignore_cleanup_errors=True) as name:
+        yield Path(name)

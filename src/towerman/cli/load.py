@@ -1,0 +1,136 @@
+"""What the user names on the command line, read: a file of calls, a tower in a module."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from towerman.cli import Wrong
+
+if TYPE_CHECKING:
+    from towerman.tower import Tower
+
+
+def read_bytes(name: str) -> bytes:
+    """The bytes of a file, or of stdin for `-`.
+
+    Args:
+        name: a path, or `-`.
+
+    Raises:
+        Wrong: there is no such file, or it cannot be read.
+    """
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except FileNotFoundError:
+        raise Wrong(f"{name}: there is no such file") from None
+    except OSError as error:
+        raise Wrong(f"{name}: cannot be read: {error.strerror or type(error).__name__}") from None
+    except ValueError:  # a NUL in the name
+        raise Wrong(f"{name}: this is no file name") from None
+
+
+def read_text(name: str) -> str:
+    """The text of a file, or of stdin for `-`; a byte order mark is left out.
+
+    Raises:
+        Wrong: there is no such file, it cannot be read, or it is not UTF-8.
+    """
+    try:
+        return read_bytes(name).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{shown(name)}: not UTF-8 text (byte {error.start + 1})") from None
+
+
+def shown(name: str) -> str:
+    """How a file is called in messages."""
+    return "stdin" if name == "-" else name
+
+
+def load_tower(spec: str) -> Tower:
+    """The Tower that `module:tower` names.
+
+    Args:
+        spec: `module:name`, where the module is importable from the current folder or `sys.path`, or the path of a
+            `.py` file; the name may have dots, and is `tower` when it is left out.
+
+    Raises:
+        Wrong: no such module, it fails while it is imported, or there is no Tower under that name.
+    """
+    from towerman.tower import Tower
+
+    where, _, name = spec.rpartition(":") if ":" in spec else (spec, "", "tower")
+    if not where or not name:
+        raise Wrong(f"--tools {spec}: write it as module:tower, for example my_tools:tower")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = _import(spec, where)
+    found: object = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            towers = [key for key, value in vars(module).items() if isinstance(value, Tower)]
+            hint = f"it has {', '.join(towers)}" if towers else "and no Tower under another name either"
+            raise Wrong(f"--tools {spec}: {where} has no {name!r}; {hint}") from None
+    if not isinstance(found, Tower):
+        kind = found.__name__ if isinstance(found, type) else type(found).__name__
+        raise Wrong(f"--tools {spec}: {name!r} is not a Tower but {kind}; make one with tower = Tower()")
+    return found
+
+
+def _import(spec: str, where: str) -> ModuleType:
+    try:
+        if where.endswith(".py") or os.sep in where:
+            return _import_file(spec, Path(where))
+        importlib.invalidate_caches()
+        return importlib.import_module(where)
+    except Wrong:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (where == error.name or where.startswith(f"{error.name}.")):
+            raise Wrong(
+                f"--tools {spec}: there is no module {error.name!r} in the current folder or on sys.path"
+            ) from None
+        raise Wrong(f"--tools {spec}: {where} needs the module {error.name!r}, which is not installed") from None
+    except SystemExit:
+        raise Wrong(f"--tools {spec}: {where} ends the program while it is imported") from None
+    except Exception as error:
+        raise Wrong(f"--tools {spec}: {where} fails while it is imported: {_told(error)}") from None
+
+
+def _import_file(spec: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Wrong(f"--tools {spec}: there is no file {path}")
+    loader = importlib.util.spec_from_file_location(path.stem, path)
+    if loader is None or loader.loader is None:
+        raise Wrong(f"--tools {spec}: {path} is no Python file")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(loader)
+    # Pickling and dataclasses look a module up by its name.
+    sys.modules[path.stem] = module
+    loader.loader.exec_module(module)
+    return module
+
+
+def _told(error: Exception) -> str:
+    """Type, text and line of an error in the user's module."""
+    place = ""
+    step = error.__traceback__
+    while step is not None:
+        name = step.tb_frame.f_code.co_filename
+        if not name.startswith("<frozen"):
+            place = f" ({Path(name).name}, line {step.tb_lineno})"
+        step = step.tb_next
+    if isinstance(error, SyntaxError):
+        place = f" ({Path(error.filename or '?').name}, line {error.lineno})"
+        return f"{type(error).__name__}: {error.msg}{place}"
+    return f"{type(error).__name__}: {str(error)[:300]}{place}"

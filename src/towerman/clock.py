@@ -1,0 +1,79 @@
+"""The only room that reads time.
+
+Theory. Every decision gets `now` handed in, a float of seconds on a monotonic scale whose zero means
+nothing. The real clock is `time.monotonic`; the virtual one moves only when a test moves it.
+
+House rules. Nobody else imports `time` to decide anything. Wall-clock instants (an aware datetime
+given as a deadline) are turned into monotonic ones here, once, when they come in.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds on a monotonic scale."""
+
+    def now(self) -> float:
+        """The present instant in seconds; never goes back."""
+        ...  # pragma: no cover - a protocol has no body
+
+
+class RealClock:
+    """The machine's monotonic clock."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = time.monotonic
+
+
+class VirtualClock:
+    """A clock that stands still until `advance` or `set` moves it.
+
+    Args:
+        start: the first instant, in seconds.
+    """
+
+    __slots__ = ("_now",)
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = float(start)
+
+    def now(self) -> float:
+        """The present virtual instant in seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> float:
+        """Move forward by `seconds` (not negative) and return the new instant."""
+        if seconds < 0:
+            raise ValueError(f"a clock cannot go back: advance({seconds})")
+        self._now += seconds
+        return self._now
+
+    def set(self, instant: float) -> float:
+        """Move forward to `instant` and return it."""
+        return self.advance(instant - self._now)
+
+
+def instant_of(deadline: float | datetime, now: float, *, wall: datetime | None = None) -> float:
+    """The monotonic instant of a deadline given as seconds from now or as an aware datetime.
+
+    Args:
+        deadline: seconds from now (not negative), or a datetime with a time zone.
+        now: the present monotonic instant.
+        wall: the present wall-clock time; read from the machine when it is not given.
+
+    Raises:
+        ValueError: a datetime without a time zone, or seconds that are negative or not a number.
+    """
+    if isinstance(deadline, datetime):
+        if deadline.tzinfo is None:
+            raise ValueError("deadline: a datetime needs a time zone, for example datetime.now(UTC)")
+        return now + (deadline - (wall or datetime.now(UTC))).total_seconds()
+    if isinstance(deadline, bool) or not deadline >= 0:
+        raise ValueError(f"deadline: seconds from now, 0 or more, or an aware datetime; got {deadline!r}")
+    return now + float(deadline)

@@ -1,0 +1,262 @@
+"""What is held: permits of pools, access to resources. All or nothing.
+
+Theory. A pool is a limit and a count. A resource node is a count for each of four modes (IS, IX, S, X). A claim
+looks at everything that an ask wants and takes all of it, or takes nothing and names the first thing that
+is in the way. Giving back is the same arithmetic with the other sign. There is no partial state in between, because
+nothing here waits.
+
+House rules. No queue, no clock, no policy. Numbers are integers. `validate()` says what must hold after every step.
+Resource keys hold argument values: they stay inside and are never shown, not even by `repr`.
+
+Not here: who goes first, who waits and for how long (gate). The same arithmetic is to be had for many
+processes elsewhere; what keeps the copies together is that they give the same answers to the same events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
+
+from towerman.calls import COMPATIBLE, Ask, Hold, X
+
+LotT = TypeVar("LotT")
+
+
+class State(Generic[LotT]):
+    """Something that can be in the way: a pool or a node.
+
+    `lot` is where the gate parks those who wait for it; the ledger itself never looks into it.
+    """
+
+    __slots__ = ("lot", "orphans")
+
+    def __init__(self) -> None:
+        self.lot: LotT | None = None
+        self.orphans = 0
+
+
+class Pool(State[LotT]):
+    """A concurrency limit.
+
+    Args:
+        key: unique in the ledger, for example `pool:crm`.
+        label: what people are shown, for example `pool crm`.
+        limit: permits, at least 1.
+        reserve: permits kept for asks of a priority above 0; below the limit.
+        scope: whom it counts for: "process", "run" or "tenant".
+    """
+
+    __slots__ = ("held", "key", "label", "limit", "peak", "reserve", "scope")
+
+    def __init__(self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process") -> None:
+        super().__init__()
+        self.key = key
+        self.label = label
+        self.limit = limit
+        self.reserve = reserve
+        self.scope = scope
+        self.held = 0
+        self.peak = 0
+
+    def fits(self, units: int, priority: int) -> bool:
+        """Are so many permits free for that priority?"""
+        return self.held + units <= (self.limit if priority > 0 else self.limit - self.reserve)
+
+    def __repr__(self) -> str:
+        return f"Pool({self.key!r}, {self.held} of {self.limit} held)"
+
+
+class Node(State[LotT]):
+    """A resource node: how many hold it in each mode."""
+
+    __slots__ = ("counts", "key")
+
+    def __init__(self, key: str) -> None:
+        super().__init__()
+        self.key = key
+        self.counts = [0, 0, 0, 0]
+
+    def fits(self, mode: int) -> bool:
+        """May one more hold it in that mode?"""
+        counts = self.counts
+        compatible = COMPATIBLE[mode]
+        return not (
+            (counts[0] and not compatible[0])
+            or (counts[1] and not compatible[1])
+            or (counts[2] and not compatible[2])
+            or counts[X]
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Nobody holds it."""
+        return not any(self.counts)
+
+    def __repr__(self) -> str:
+        return f"Node(IS={self.counts[0]}, IX={self.counts[1]}, S={self.counts[2]}, X={self.counts[3]})"
+
+
+class Wants(Ask, Generic[LotT]):
+    """An ask whose pools have been looked up, ready to be claimed again and again.
+
+    Attributes:
+        pools: (pool, permits) pairs.
+        pool_states: the pools alone.
+    """
+
+    __slots__ = ("pool_states", "pools")
+
+    pools: tuple[tuple[Pool[LotT], int], ...]
+    pool_states: tuple[State[LotT], ...]
+
+
+class Ledger(Generic[LotT]):
+    """Who holds how much, in this process."""
+
+    __slots__ = ("_nodes", "_pools")
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Pool[LotT]] = {}
+        self._nodes: dict[str, Node[LotT]] = {}
+
+    @property
+    def pools(self) -> Mapping[str, Pool[LotT]]:
+        """Every pool by its key."""
+        return self._pools
+
+    def add_pool(self, pool: Pool[LotT]) -> Pool[LotT]:
+        """Add a pool, or return the one that has its key."""
+        return self._pools.setdefault(pool.key, pool)
+
+    def drop_pool(self, key: str) -> bool:
+        """Forget a pool that nobody holds; say whether it is gone. Whoever calls this knows that nobody waits for it."""
+        pool = self._pools.get(key)
+        if pool is None:
+            return True
+        if pool.held:
+            return False
+        del self._pools[key]
+        return True
+
+    def look_up(self, wants: Wants[LotT]) -> Wants[LotT]:
+        """Bind an ask to this ledger's pools.
+
+        Raises:
+            KeyError: it names a pool that does not exist.
+        """
+        wants.pools = tuple((self._pools[key], units) for key, units in wants.permits)
+        wants.pool_states = tuple(pool for pool, _ in wants.pools)
+        return wants
+
+    def blocker(self, wants: Wants[LotT]) -> State[LotT] | None:
+        """The first thing in the way, or None if all of it is free now."""
+        priority = wants.priority
+        for pool, units in wants.pools:
+            if pool.held + units > (pool.limit if priority > 0 else pool.limit - pool.reserve):
+                return pool
+        nodes = self._nodes
+        for key, mode in wants.holds:
+            node = nodes.get(key)
+            if node is not None and not node.fits(mode):
+                return node
+        return None
+
+    def claim(self, wants: Wants[LotT]) -> State[LotT] | None:
+        """Take all of it and return None, or take nothing and return the first thing in the way."""
+        blocker = self.blocker(wants)
+        if blocker is None:
+            self.take(wants)
+        return blocker
+
+    def take(self, wants: Wants[LotT]) -> None:
+        """Take what `blocker` has just found free."""
+        for pool, units in wants.pools:
+            held = pool.held = pool.held + units
+            if held > pool.peak:
+                pool.peak = held
+        if wants.holds:
+            self.take_holds(wants.holds)
+
+    def take_holds(self, holds: tuple[Hold, ...]) -> None:
+        """Take the resource part alone."""
+        nodes = self._nodes
+        for key, mode in holds:
+            node = nodes.get(key)
+            if node is None:
+                node = nodes[key] = Node(key)
+            node.counts[mode] += 1
+
+    def give(self, wants: Wants[LotT]) -> None:
+        """Give all of it back. Whoever calls this makes sure that it is called once for each take."""
+        for pool, units in wants.pools:
+            pool.held -= units
+        nodes = self._nodes
+        for key, mode in wants.holds:
+            node = nodes[key]
+            node.counts[mode] -= 1
+            if node.lot is None and node.idle:
+                del nodes[key]
+
+    def states(self, wants: Wants[LotT]) -> tuple[State[LotT], ...]:
+        """Everything that an ask touches and that exists now."""
+        if not wants.holds:
+            return wants.pool_states
+        nodes = self._nodes
+        return wants.pool_states + tuple(nodes[key] for key, _ in wants.holds if key in nodes)
+
+    def node_for(self, key: str) -> Node[LotT]:
+        """The node of a flat key; made when there is none (for one that waits for a claimed key which nobody holds)."""
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(key)
+        return node
+
+    def states_with_lots(self) -> list[State[LotT]]:
+        """Every pool and node for which somebody waits."""
+        found: list[State[LotT]] = [pool for pool in self._pools.values() if pool.lot is not None]
+        found += [node for node in self._nodes.values() if node.lot is not None]
+        return found
+
+    def node(self, key: str) -> Node[LotT] | None:
+        """The node of a flat key, if somebody holds it or waits for it."""
+        return self._nodes.get(key)
+
+    def sweep(self, state: State[LotT]) -> None:
+        """Forget a node that nobody holds and nobody waits for any more."""
+        if isinstance(state, Node) and state.lot is None and state.idle:
+            self._nodes.pop(state.key, None)
+
+    def mark_orphan(self, wants: Wants[LotT], step: int) -> None:
+        """Count (+1) or discount (-1) an orphan on everything that it holds."""
+        for state in self.states(wants):
+            state.orphans += step
+
+    def label(self, state: State[LotT], wants: Ask) -> str:
+        """What a person is shown for something in the way: `pool crm`, `resource file:{path}`; never a key."""
+        if isinstance(state, Pool):
+            return state.label
+        assert isinstance(state, Node)
+        return f"resource {wants.labels.get(state.key, 'shared by others')}"
+
+    def counts(self) -> tuple[int, int]:
+        """Permits held over all pools; nodes held."""
+        return sum(pool.held for pool in self._pools.values()), sum(not node.idle for node in self._nodes.values())
+
+    def validate(self, parked: Callable[[State[LotT]], int] | None = None) -> None:
+        """Raise AssertionError when what is held breaks a limit or a mode, or is remembered for nothing."""
+        for pool in self._pools.values():
+            assert 0 <= pool.held, f"{pool} holds less than nothing"
+            assert pool.held <= pool.limit, f"{pool} is over its limit"
+            assert pool.orphans >= 0, f"{pool} has {pool.orphans} orphans"
+        for node in self._nodes.values():
+            held = [mode for mode in range(4) if node.counts[mode]]
+            assert min(node.counts) >= 0, f"{node} holds less than nothing"
+            assert node.counts[X] <= 1, f"{node} is held for writing twice"
+            assert all(COMPATIBLE[a][b] for a in held for b in held if a != b), f"{node} is held in modes that conflict"
+            assert held or node.lot is not None, f"{node} is idle and was not forgotten"
+            if parked is not None and node.lot is not None:
+                assert parked(node), f"{node} keeps an empty lot"
+
+    def __repr__(self) -> str:
+        permits, nodes = self.counts()
+        return f"Ledger({len(self._pools)} pools, {permits} permits held, {nodes} resource nodes held)"

@@ -1,0 +1,240 @@
+"""Towerman's own daemon threads: workers for sync handlers, and the courier that serves observers.
+
+Theory. The default executor of an event loop is small, shared with everybody, and joined at exit. A handler that blocks for a minute
+must take nobody else's thread and must not keep the process alive. So sync handlers run on threads of our own: as many
+as admission lets run, idle ones are used again and end after a while. What has ended is handed back to the loop in groups, so that many
+completions cost one wake-up.
+
+House rules. A thread is a daemon and has a telling name. Nothing here decides anything; a job that was given up before its thread came to
+it is skipped, by a ticket that can be taken once.
+
+Not here: which call may run (gate), what its end means (runner). No asyncio: a port is given the function that wakes its loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import Context
+from queue import Empty, SimpleQueue
+from typing import Final, Generic, TypeVar
+
+JobT = TypeVar("JobT")
+
+IDLE_SECONDS: Final = 30.0
+"""How long an idle worker thread is kept."""
+
+
+class Ticket:
+    """Taken once: by the thread that starts the work, or by whoever gives the work up before."""
+
+    __slots__ = ("_ticket",)
+
+    def __init__(self) -> None:
+        self._ticket = [None]
+
+    def take(self) -> bool:
+        """True for the first one who asks."""
+        try:
+            self._ticket.pop()  # one step under the interpreter's lock: two threads cannot both succeed
+        except IndexError:
+            return False
+        return True
+
+
+class Port(Generic[JobT]):
+    """Where ended work is handed back to one loop, in groups.
+
+    Args:
+        wake: called from a worker thread to have the given function called on the loop; raises RuntimeError when the loop is gone.
+        done: called on the loop for each (job, value, error).
+        lost: called on the worker thread for a job whose loop is gone.
+    """
+
+    __slots__ = ("_done", "_lock", "_lost", "_out", "_wake")
+
+    def __init__(
+        self,
+        wake: Callable[[Callable[[], None]], object],
+        done: Callable[[JobT, object, BaseException | None], None],
+        lost: Callable[[JobT], None],
+    ) -> None:
+        self._wake = wake
+        self._done = done
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._out: list[tuple[JobT, object, BaseException | None]] = []
+
+    def put(self, job: JobT, value: object, error: BaseException | None) -> None:
+        """Hand back one job; called on the worker thread."""
+        with self._lock:
+            first = not self._out
+            self._out.append((job, value, error))
+        if first:
+            try:
+                self._wake(self._deliver)
+            except RuntimeError:
+                with self._lock:
+                    gone, self._out = self._out, []
+                for lost, _, _ in gone:
+                    self._lost(lost)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            group, self._out = self._out, []
+        for job, value, error in group:
+            self._done(job, value, error)
+
+
+class Workers(Generic[JobT]):
+    """Daemon threads, made when they are needed.
+
+    Args:
+        name: prefix of the threads' names.
+        idle_seconds: how long an idle thread is kept.
+    """
+
+    __slots__ = ("_count", "_idle", "_idle_seconds", "_lock", "_made", "_name", "_peak", "_queue")
+
+    def __init__(self, name: str = "towerman", *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._name = name
+        self._idle_seconds = idle_seconds
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[tuple[Port[JobT], JobT, Ticket, Context, Callable[[], object]] | None] = SimpleQueue()
+        self._count = 0
+        self._idle = 0
+        self._made = 0
+        self._peak = 0
+
+    def submit(
+        self, port: Port[JobT], job: JobT, ticket: Ticket, context: Context, function: Callable[[], object]
+    ) -> None:
+        """Run `function` in `context` on a thread and hand what comes of it to `port`, unless the ticket was taken before.
+
+        Raises:
+            RuntimeError: the system gives no further thread; nothing was queued.
+        """
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                fresh = None
+            else:
+                self._made += 1
+                fresh = threading.Thread(target=self._work, name=f"{self._name}-{self._made}", daemon=True)
+                fresh.start()
+                self._count += 1
+                self._peak = max(self._peak, self._count)
+        self._queue.put((port, job, ticket, context, function))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=self._idle_seconds)
+            except Empty:
+                with self._lock:
+                    if self._idle:  # nobody counts on this thread
+                        self._idle -= 1
+                        self._count -= 1
+                        return
+                continue
+            if item is None:
+                with self._lock:
+                    self._count -= 1
+                return
+            port, job, ticket, context, function = item
+            del item
+            if ticket.take():
+                try:
+                    value, error = context.run(function), None
+                except BaseException as caught:
+                    value, error = None, caught
+                with self._lock:
+                    self._idle += 1
+                port.put(job, value, error)
+            else:
+                with self._lock:
+                    self._idle += 1
+            del port, job, ticket, context, function
+            value = error = None  # an idle thread keeps nobody's values alive
+
+    def close(self) -> None:
+        """Let idle threads end; busy ones end after their work. Does not wait."""
+        with self._lock:
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._queue.put(None)
+
+    def statistics(self) -> dict[str, int]:
+        """Threads alive, idle, and the most at once."""
+        with self._lock:
+            return {"threads": self._count, "idle": self._idle, "peak": self._peak}
+
+
+ItemT = TypeVar("ItemT")
+
+
+class Courier(Generic[ItemT]):
+    """Delivers items in order to receivers on a daemon thread of its own; a full queue drops and counts.
+
+    Args:
+        receivers: called one after another with each item; what they raise is counted and goes no further.
+        name: the thread's name.
+        most: items that may wait; further ones are dropped and counted.
+    """
+
+    __slots__ = ("_dropped", "_failed", "_lock", "_most", "_name", "_queue", "_receivers", "_sent", "_taken", "_thread")
+
+    def __init__(
+        self, receivers: tuple[Callable[[ItemT], None], ...], *, name: str = "towerman-observers", most: int = 100_000
+    ) -> None:
+        self._receivers = receivers
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[ItemT | threading.Event] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._sent = 0
+        self._taken = 0
+        self._dropped = 0
+        self._failed = 0
+
+    def send(self, item: ItemT) -> None:
+        """Queue one item; never blocks, never raises for a full queue."""
+        if self._sent - self._taken >= self._most:
+            self._dropped += 1
+            return
+        self._sent += 1
+        self._queue.put(item)
+        if self._thread is None:
+            self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            self._taken += 1
+            for receiver in self._receivers:
+                try:
+                    receiver(item)
+                except Exception:
+                    self._failed += 1
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""
+        if self._thread is None:
+            return True
+        mark = threading.Event()
+        self._queue.put(mark)
+        return mark.wait(timeout)
+
+    def statistics(self) -> dict[str, int]:
+        """Items sent, dropped because the queue was full, and failures of receivers."""
+        return {"sent": self._sent, "dropped": self._dropped, "failed": self._failed}

@@ -1,0 +1,147 @@
+"""A declared tool, compiled: everything about it that depends on no call.
+
+Theory. What can be known when a tool is declared is worked out once: its schema and validator, its resource rule, how its handler is
+called and where. A call then only looks things up.
+
+House rules. A mistake in a declaration is a `PolicyError` here, never a failed call later.
+
+Not here: which tools a tower has, and in what order they run (tower, plan, gate).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from towerman import arguments
+from towerman.access import AccessRule
+from towerman.calls import Access
+from towerman.errors import PolicyError
+from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+
+Kind = Literal["ordered", "exclusive", "declared", "independent"]
+"""How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tool:
+    """One tool, ready to be called.
+
+    Attributes:
+        policy: what was declared.
+        handler: the function that does it.
+        checker: turns the model's arguments into keyword arguments.
+        rule: what its calls touch; None when it declares no resources.
+        fixed: its accesses, when they depend on no argument.
+        kind: how its calls stand to others.
+        context_parameter: the handler's parameter that takes a Context, or None.
+        is_async: the handler is a coroutine function.
+        in_thread: it runs on one of Towerman's worker threads.
+        timeout: seconds one call may run.
+        max_wait: seconds one call may wait.
+        wait: it waits when busy.
+        max_result_bytes: bound of its result.
+    """
+
+    policy: ToolPolicy
+    handler: Callable[..., object]
+    checker: arguments.Checker
+    rule: AccessRule | None
+    fixed: tuple[Access, ...] | None
+    kind: Kind
+    context_parameter: str | None
+    is_async: bool
+    in_thread: bool
+    timeout: float
+    max_wait: float
+    wait: bool
+    max_result_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Its declared name."""
+        return self.policy.name
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name!r}, {self.kind})"
+
+
+def is_coroutine_function(handler: Callable[..., object]) -> bool:
+    """Does calling it give a coroutine? Looks through partials, methods and callable objects."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def compile_tool(
+    handler: Callable[..., object],
+    options: Mapping[str, object],
+    tower: TowerPolicy,
+    context_type: type,
+    pools: Mapping[str, Pool],
+) -> Tool:
+    """Compile a handler and its options.
+
+    Args:
+        handler: a function, coroutine function, method, partial or callable object.
+        options: keyword options of `Tower.tool`; None means "not given".
+        tower: the tower's own policy.
+        context_type: the type of the parameter that takes the call's context.
+        pools: the tower's pools by name.
+
+    Raises:
+        PolicyError: naming the tool, the option and the fix.
+    """
+    if not callable(handler):
+        raise PolicyError(f"a tool is made of a function; got {type(handler).__name__}")
+    given = dict(options)
+    name = given.pop("name", None) or getattr(handler, "__name__", None)
+    if name is None:
+        inner = getattr(handler, "func", None)  # functools.partial
+        name = getattr(inner, "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        raise PolicyError("a tool made of a lambda or an object without a name needs name=")
+    schema = given.pop("schema", None)
+    policy = tool_policy(name, given, pools, max_concurrency=tower.max_concurrency)
+    if tower.strict:
+        check_strict(policy)
+    context_parameter = arguments.context_parameter_of(handler, context_type)
+    if schema is None:
+        checker = arguments.checker_from_function(handler, context_parameter=context_parameter)
+    elif isinstance(schema, Mapping):
+        checker = arguments.checker_from_schema(schema)
+    else:
+        raise PolicyError(f"tool {name!r}: schema: a JSON schema as a mapping; got {type(schema).__name__}")
+    if not policy.description:
+        policy = _with_description(policy, arguments.description_of(handler))
+    rule = None
+    if policy.reads is not None or policy.writes is not None:
+        rule = AccessRule.compile(policy.reads, policy.writes, names=checker.names, tool=name)
+    if policy.sequential:
+        kind: Kind = "ordered"
+    elif policy.declares_access:
+        kind = "independent" if policy.independent else "declared"
+    else:
+        kind = tower.undeclared
+    is_async = is_coroutine_function(handler)
+    return Tool(
+        policy=policy,
+        handler=handler,
+        checker=checker,
+        rule=rule,
+        fixed=rule.accesses({}) if rule is not None and not rule.depends_on_arguments else None,
+        kind=kind,
+        context_parameter=context_parameter,
+        is_async=is_async,
+        in_thread=policy.run_in == "thread" or (policy.run_in is None and not is_async),
+        timeout=policy.timeout if policy.timeout is not None else tower.timeout,
+        max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
+        wait=(policy.when_busy or tower.when_busy) == "wait",
+        max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
+    )
+
+
+def _with_description(policy: ToolPolicy, description: str) -> ToolPolicy:
+    from dataclasses import replace
+
+    return replace(policy, description=description)

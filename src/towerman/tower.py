@@ -1,0 +1,765 @@
+"""The public Tower and Run: tools and limits on one side, provider responses on the other.
+
+Theory. A tower is made once, at import if you like: it binds to no loop. A run is one agent's work; it takes the model's responses one
+after another and answers each call of each. What a batch comes to is a `BatchResult`: the results in emitted order, and the messages that the
+provider wants next.
+
+House rules. No rule of admission lives here; this room binds names to the rooms that have them.
+
+Not here: how calls are decided, run and sealed (gate, plan, runner), what providers send and take (adapters).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import translate
+from types import TracebackType
+from typing import Self, TypeVar, overload
+from weakref import WeakKeyDictionary
+
+from towerman.access import Declared
+from towerman.calls import Batch, Call, Result
+from towerman.clock import Clock, RealClock, instant_of
+from towerman.errors import PolicyError
+from towerman.gate import NEVER, Gate
+from towerman.ledger import Ledger
+from towerman.ledger import Pool as LedgerPool
+from towerman.policy import (
+    TOWER_OPTIONS,
+    OnExcess,
+    OnOrphan,
+    OnResult,
+    Pool,
+    Preset,
+    RunIn,
+    TowerPolicy,
+    Undeclared,
+    WhenBusy,
+    name_of,
+    pools_of,
+    seconds,
+    whole,
+)
+from towerman.runner import Context, Core, RunState, Shell, Work, pool_key
+from towerman.threads import Courier
+from towerman.tools import compile_tool
+from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
+
+HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
+
+Patterns = str | Iterable[str] | None
+"""Tool names or patterns such as `crm_*`."""
+
+
+# -------------------------------------------------------------------------------------------- results
+
+
+class BatchResult(Sequence[Result]):
+    """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
+
+    Attributes:
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None.
+    """
+
+    __slots__ = ("_batch", "_results", "_work", "notice")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._batch = work.batch
+        self._results = tuple(result for result in work.results if result is not None)
+        self.notice = work.notice
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Result, ...]: ...
+    def __getitem__(self, index: int | slice) -> Result | tuple[Result, ...]:
+        return self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    @property
+    def ok(self) -> bool:
+        """Every call answered."""
+        return all(result.ok for result in self._results)
+
+    def messages(self, format: str | None = None) -> list[dict[str, object]]:
+        """The results as the provider takes them, without the assistant message.
+
+        Args:
+            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+        """
+        from towerman import adapters
+
+        return adapters.encode(self._batch, self._told(), format)
+
+    def turn(self, format: str | None = None) -> list[dict[str, object]]:
+        """The assistant message and its results, ready to be appended to the conversation.
+
+        Ids agree between the two even where the provider's were missing or repeated.
+
+        Args:
+            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+        """
+        from towerman import adapters
+
+        return adapters.turn(self._batch, self._told(), format)
+
+    def _told(self) -> tuple[Result, ...]:
+        """The results, the last refused one carrying the notice, which has no place of its own in a conversation."""
+        return self._results
+
+    def spans(self) -> list[Span]:
+        """What each call did when, in seconds since the batch came in."""
+        work = self._work
+        spans = []
+        for result in self._results:
+            sealed = work.sealed_at[result.index] - work.started_at
+            started = sealed - result.ran if result.started else None
+            queued = (
+                (started if started is not None else sealed) - result.waited
+                if started is not None or result.waited
+                else None
+            )
+            ended = work.ended.get(result.index)
+            spans.append(
+                Span(
+                    index=result.index,
+                    tool=result.tool if work.tools[result.index] is not None else UNKNOWN_TOOL,
+                    outcome=result.outcome,
+                    code=result.code,
+                    queued=queued,
+                    started=started,
+                    sealed=sealed,
+                    ended=ended - work.started_at if ended is not None else None,
+                    waited_for=result.waited_for,
+                    still_running=result.still_running and ended is None,
+                )
+            )
+        return spans
+
+    def timeline(self, width: int = 100) -> str:
+        """A drawing of the batch for people: one line a call, waiting and running apart."""
+        from towerman import timeline
+
+        return timeline.draw(self.spans(), width=width)
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for result in self._results:
+            counts[result.outcome] = counts.get(result.outcome, 0) + 1
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return f"BatchResult({len(self._results)} calls{': ' + told if told else ''})"
+
+
+# -------------------------------------------------------------------------------------------- statistics
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool at one instant.
+
+    Args:
+        limit: permits it has.
+        held: permits taken now.
+        peak: the most that were ever taken at once.
+        queued: calls that wait and want some of it.
+        scope: whom it counts for.
+        orphans: orphans that hold some of it.
+    """
+
+    limit: int
+    held: int
+    peak: int
+    queued: int
+    scope: str
+    orphans: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The tower at one instant.
+
+    Args:
+        pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
+        runs: runs that are open.
+        running: calls whose handlers are at work and whose results are open.
+        waiting: calls in the gate's queue.
+        behind: calls that wait behind those, uncounted by any bound.
+        outcomes: sealed results by outcome.
+        rejections: sealed results by code.
+        orphans: works that go on after their results were sealed.
+        orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        late_results: values that came after their results were sealed, and were dropped.
+        promotions: waiters that were promoted for having been passed.
+        late_events: events that came for calls already decided, and were ignored.
+        threads: worker threads alive.
+        events_sent: events handed to observers.
+        events_dropped: events dropped because observers were too slow.
+        observer_failures: exceptions raised by observers.
+    """
+
+    pools: Mapping[str, PoolStatistics]
+    runs: int
+    running: int
+    waiting: int
+    behind: int
+    outcomes: Mapping[str, int]
+    rejections: Mapping[str, int]
+    orphans: int
+    orphans_released: int
+    late_results: int
+    promotions: int
+    late_events: int
+    threads: int
+    events_sent: int
+    events_dropped: int
+    observer_failures: int
+
+
+# -------------------------------------------------------------------------------------------- runs
+
+
+class Run:
+    """One agent run: an async context manager made by `Tower.run`. Leaving it cancels what is still at work.
+
+    Attributes:
+        run_id: its id.
+        last_batch: what the last finished batch came to, also when the caller was cancelled; None before the first.
+    """
+
+    def __init__(self, tower: Tower, state: RunState) -> None:
+        self._tower = tower
+        self._state = state
+        self.last_batch: BatchResult | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._state.run_id
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def execute(
+        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """Answer every call of one model response: one result a call, in emitted order, whatever happens.
+
+        Args:
+            calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            format: the form it has; None: found out.
+            on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too large.
+                If it raises, the batch is finished first and then the error is raised.
+
+        Returns:
+            The results. No calls: an empty batch.
+
+        Raises:
+            InputError: it is no batch of calls in any known form; nothing was run.
+            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the tower's
+                `grace`; its results are in `last_batch`.
+            KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
+        """
+        batch = calls if isinstance(calls, Batch) else self._decode(calls, format)
+        shell = self._tower._shell()
+        work: Work | None = None
+
+        def begun(one: Work) -> None:
+            nonlocal work
+            work = one
+
+        try:
+            await shell.execute(self._state, batch, on_result, begun)
+        finally:
+            if work is not None and not work.left:
+                self.last_batch = BatchResult(work)
+        assert self.last_batch is not None
+        return self.last_batch
+
+    @staticmethod
+    def _decode(calls: object, format: str | None) -> Batch:
+        if format is None and isinstance(calls, list) and all(type(call) is Call for call in calls):
+            return Batch(tuple(calls))
+        from towerman import adapters
+
+        return adapters.decode(calls, format)
+
+    def cancel(
+        self, reason: str = "the run was cancelled", *, call_id: str | None = None, index: int | None = None
+    ) -> None:
+        """Cancel what this run has at work: all of it, or one call. May be called from any thread.
+
+        What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets its result.
+        The run stays open.
+
+        Args:
+            reason: told in the results and the trace.
+            call_id: cancel only calls with this provider id.
+            index: cancel only the call at this place of its batch.
+        """
+        for work in list(self._state.works):
+            shell = work.shell
+            if call_id is None and index is None:
+                _on_loop(shell, shell.cancel_work, work, reason)
+            else:
+                for place, call in enumerate(work.calls):
+                    if (call_id is None or call.id == call_id) and (index is None or place == index):
+                        _on_loop(shell, shell.cancel_call, work, place, reason)
+
+    async def aclose(self) -> None:
+        """Close the run: nothing new is taken, what is at work is cancelled and waited for (at most `grace` seconds)."""
+        state = self._state
+        if state.closed is not None:
+            return
+        state.closed = "it was left"
+        self.cancel("the run was closed")
+        limit = self._tower._core.now() + self._tower.policy.grace + 1.0
+        interrupted: asyncio.CancelledError | None = None
+        while state.works and self._tower._core.now() < limit:
+            try:
+                await asyncio.sleep(0.001)
+            except asyncio.CancelledError as caught:
+                interrupted = caught
+        self._tower._close_run(state)
+        if interrupted is not None:
+            raise interrupted
+
+    def __repr__(self) -> str:
+        state = "closed" if self._state.closed is not None else "open"
+        return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
+
+
+def _on_loop(shell: Shell, function: Callable[..., None], *args: object) -> None:
+    try:
+        here = asyncio.get_running_loop()
+    except RuntimeError:
+        here = None
+    if here is shell.loop:
+        function(*args)
+    else:
+        shell.loop.call_soon_threadsafe(function, *args)
+
+
+# -------------------------------------------------------------------------------------------- the tower
+
+
+class Tower:
+    """Clears every tool call before it runs: limits, order, access, permission, all in one step.
+
+    Args:
+        max_concurrency: calls that may run at once in this process, over all runs.
+        run_concurrency: calls of one run that may run at once.
+        pools: named limits that tools share: name to permits or `Pool`.
+        max_calls_per_batch: calls that are run for one response.
+        on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all, slower.
+        undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in emitted
+            order within its run), "exclusive" (alone in the process), "independent".
+        when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
+        max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
+        max_queued: calls that may wait at once.
+        timeout: seconds a call may run.
+        grace: seconds a call that was told to stop has for cleaning up.
+        on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold" until
+            its work ends, or "release" at once.
+        max_result_bytes: bound of one result's content, in UTF-8 bytes.
+        max_batch_bytes: bound of all contents of one batch together.
+        observers: callables that take an `Event`; served by a thread of their own.
+        debug: print tracebacks of handlers to stderr.
+        strict: refuse, when it is declared, a tool without access, limit or retry class.
+
+    Raises:
+        PolicyError: an option out of its range, naming it and the fix.
+
+    A tower belongs to no event loop and may be made at import. It is a plain and an async context manager; `aclose` ends it.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrency: int = 32,
+        run_concurrency: int = 8,
+        pools: Mapping[str, int | Pool] | None = None,
+        max_calls_per_batch: int = 25,
+        on_excess: OnExcess = "tell",
+        undeclared: Undeclared = "ordered",
+        when_busy: WhenBusy = "wait",
+        max_wait: float = 30.0,
+        max_queued: int = 1000,
+        timeout: float = 300.0,
+        grace: float = 5.0,
+        on_orphan: OnOrphan = "hold",
+        max_result_bytes: int = 32_768,
+        max_batch_bytes: int = 131_072,
+        observers: Iterable[Observer] = (),
+        debug: bool = False,
+        strict: bool = False,
+        _clock: Clock | None = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
+        self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        receivers = tuple(observers)
+        for receiver in receivers:
+            if not callable(receiver):
+                raise PolicyError(f"observers: callables that take an Event; got {type(receiver).__name__}")
+        self._courier: Courier[Event] | None = Courier(receivers) if receivers else None
+        gate: Gate[tuple[Work, int]] = Gate(Ledger())
+        self._core = Core(self.policy, gate, _clock or RealClock(), self._courier.send if self._courier else None)
+        self._shells: WeakKeyDictionary[asyncio.AbstractEventLoop, Shell] = WeakKeyDictionary()
+        self._runs: dict[int, RunState] = {}
+        self._run_count = 0
+        self._prefix = secrets.token_hex(4)
+        self._stale: set[str] = set()
+        self._closed = False
+        ledger = gate.ledger
+        ledger.add_pool(LedgerPool("process", "pool process", max_concurrency))
+        for name, pool in self.policy.pools.items():
+            if pool.scope == "process":
+                ledger.add_pool(LedgerPool(f"pool:{name}", f"pool {name}", pool.permits, reserve=pool.reserve))
+
+    # ---------------------------------------------------------------- tools
+
+    @overload
+    def tool(self, function: HandlerT, /) -> HandlerT: ...
+    @overload
+    def tool(
+        self,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        schema: Mapping[str, object] | None = None,
+        reads: Declared | None = None,
+        writes: Declared | None = None,
+        independent: bool | None = None,
+        sequential: bool | None = None,
+        only_call: bool | None = None,
+        read_only: bool | None = None,
+        idempotent: bool | None = None,
+        pools: str | Sequence[str] | Mapping[str, int] | None = None,
+        weight: int | None = None,
+        max_concurrency: int | None = None,
+        timeout: float | None = None,
+        max_wait: float | None = None,
+        max_queued: int | None = None,
+        when_busy: WhenBusy | None = None,
+        preset: Preset | None = None,
+        max_result_bytes: int | None = None,
+        encode: Callable[..., object] | None = None,
+        summarize: Callable[..., object] | None = None,
+        run_in: RunIn | None = None,
+        own_task: bool | None = None,
+    ) -> Callable[[HandlerT], HandlerT]: ...
+    def tool(self, *functions: Callable[..., object], **options: object) -> object:
+        """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
+        directly is a plain call, not admitted.
+
+        Args:
+            function: coroutine function, or plain function, which runs on a worker thread.
+            name: default: the function's name.
+            description: default: the docstring's text.
+            schema: JSON schema of the arguments; default: from the signature. With one, the handler gets keywords.
+            reads: resources it reads: templates over the arguments ("file:{path}", "file:{dir}/**"), or a callable.
+            writes: resources it may change.
+            independent: it touches nothing that calls share (says nothing about effects).
+            sequential: alone (beside independent calls only) and in emitted order within its run.
+            only_call: may not share a batch with other calls.
+            read_only: no side effect; default: True for a tool that only reads.
+            idempotent: repeating it is harmless.
+            pools: named pools it takes permits of: names, or name to permits.
+            weight: permits of the process-wide limit.
+            max_concurrency: a limit of this tool's own.
+            timeout: seconds one call may run.
+            max_wait: seconds one call may wait.
+            max_queued: calls of this tool that may wait.
+            when_busy: "wait" or "reject".
+            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            max_result_bytes: bound of its results.
+            encode: takes the handler's value, gives text or a value that is encoded in its place.
+            summarize: takes an oversized value, gives a shorter one.
+            run_in: "loop" or "thread"; default: loop for coroutine functions, thread for others.
+            own_task: False lets several calls of one batch run in one task while its context stays unchanged.
+
+        Raises:
+            PolicyError: naming the tool, the option and the fix; also for a name that is taken.
+        """
+        if functions:
+            (function,) = functions
+            self.add_tool(function, **options)
+            return function
+
+        def declare(handler: Callable[..., object]) -> Callable[..., object]:
+            self.add_tool(handler, **options)
+            return handler
+
+        return declare
+
+    def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
+        """Declare a tool without decorating; the options are those of `tool`."""
+        core = self._core
+        tool = compile_tool(function, options, self.policy, Context, self.policy.pools)
+        if tool.name in core.tools:
+            raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
+        if tool.policy.max_concurrency is not None:
+            core.gate.ledger.add_pool(
+                LedgerPool(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+            )
+        core.add_tool(tool)
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        """Names of the declared tools, in the order of declaration."""
+        return tuple(self._core.tools)
+
+    def schemas(self, format: str = "openai") -> list[dict[str, object]]:
+        """The declared tools as the provider's request wants them.
+
+        Args:
+            format: "openai", "anthropic" or "towerman".
+
+        Raises:
+            PolicyError: a tool's name or schema that the provider cannot take.
+        """
+        from towerman import adapters
+
+        return adapters.schemas(
+            [(tool.name, tool.policy.description, tool.checker.schema) for tool in self._core.tools.values()], format
+        )
+
+    @staticmethod
+    def provider_options(format: str, parallel: bool = False) -> dict[str, object]:
+        """The provider's own switch for several calls in one response, as request options.
+
+        Towerman's limits hold whatever it says; it only changes what the model emits.
+
+        Args:
+            format: "openai", "anthropic" or "towerman".
+            parallel: True lets the model emit several calls at once.
+        """
+        from towerman import adapters
+
+        return adapters.provider_options(format, parallel)
+
+    # ---------------------------------------------------------------- runs
+
+    def run(
+        self,
+        run_id: str | None = None,
+        *,
+        tenant: str | None = None,
+        deps: object = None,
+        priority: int = 0,
+        deadline: float | datetime | None = None,
+        allow: Patterns = None,
+        deny: Patterns = None,
+        max_concurrency: int | None = None,
+        fail_fast: bool = False,
+    ) -> Run:
+        """A new run; use it as `async with tower.run() as run`.
+
+        Args:
+            run_id: its id in traces; made when it is not given.
+            tenant: whom it belongs to, for pools of scope "tenant".
+            deps: whatever its handlers need; they get it as `Context.deps`.
+            priority: higher goes first; 0 is the middle.
+            deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
+            allow: tool name patterns; only these may be called.
+            deny: tool name patterns that may not be called; wins over `allow`.
+            max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
+            fail_fast: after the first failure of a batch nothing more of it starts, and running calls without side effects are cancelled.
+
+        Raises:
+            PolicyError: an option out of its range.
+        """
+        core = self._core
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise PolicyError(f"priority: a whole number, higher goes first; got {priority!r}")
+        if run_id is not None:
+            name_of("run_id", run_id)
+        if tenant is not None:
+            name_of("tenant", tenant)
+        try:
+            limit = NEVER if deadline is None else instant_of(deadline, core.now())
+        except (ValueError, TypeError) as wrong:
+            raise PolicyError(str(wrong)) from None
+        window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
+        may, may_not = _matcher("allow", allow), _matcher("deny", deny)
+        with core.lock:
+            self._run_count += 1
+            number = self._run_count
+            flow = core.gate.open_flow(number, window, limit)
+            state = RunState(
+                number,
+                run_id or f"{self._prefix}-{number}",
+                flow,
+                tenant=tenant,
+                deps=deps,
+                priority=priority,
+                limit=limit,
+                fail_fast=fail_fast,
+                allow=may,
+                deny=may_not,
+            )
+            if self._closed:
+                state.closed = "the tower is closed"
+            self._runs[number] = state
+            ledger = core.gate.ledger
+            ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run"))
+            for name, pool in self.policy.pools.items():
+                if pool.scope != "process":
+                    key = pool_key(name, pool.scope, state)
+                    ledger.add_pool(
+                        LedgerPool(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=pool.scope)
+                    )
+                    self._stale.discard(key)
+        return Run(self, state)
+
+    async def execute(
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        on_result: OnResult | None = None,
+        **run_options: object,
+    ) -> BatchResult:
+        """Answer one batch in a run of its own: `Run.execute` with the options of `run`."""
+        async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
+            return await run.execute(calls, format=format, on_result=on_result)
+
+    def _shell(self) -> Shell:
+        loop = asyncio.get_running_loop()
+        shell = self._shells.get(loop)
+        if shell is None:
+            shell = self._shells[loop] = Shell(self._core, loop)
+        return shell
+
+    def _close_run(self, state: RunState) -> None:
+        core = self._core
+        with core.lock:
+            if self._runs.pop(state.number, None) is None:
+                return
+            if not state.works:
+                core.gate.close_flow(state.flow)
+            self._stale.add(f"run:{state.number}")
+            tenants = {other.tenant for other in self._runs.values()}
+            for name, pool in self.policy.pools.items():
+                if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
+                    self._stale.add(pool_key(name, pool.scope, state))
+            self._stale = {key for key in self._stale if not core.gate.ledger.drop_pool(key)}
+        for shell in list(self._shells.values()):
+            if shell.loop.is_running():
+                _on_loop(shell, shell.rest)
+
+    # ---------------------------------------------------------------- looking in, ending
+
+    def statistics(self) -> Statistics:
+        """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
+        core = self._core
+        with core.lock:
+            queued = core.gate.queue_lengths()
+            gate = core.gate.statistics()
+            pools = {
+                self._shown(key): PoolStatistics(
+                    pool.limit, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphans
+                )
+                for key, pool in core.gate.ledger.pools.items()
+            }
+            outcomes, codes = dict(core.outcomes), dict(core.codes)
+        sent = self._courier.statistics() if self._courier else {"sent": 0, "dropped": 0, "failed": 0}
+        return Statistics(
+            pools=pools,
+            runs=len(self._runs),
+            running=gate["running"],
+            waiting=gate["parked"],
+            behind=gate["behind"],
+            outcomes=outcomes,
+            rejections=codes,
+            orphans=core.orphans,
+            orphans_released=core.orphans_released,
+            late_results=core.late_results,
+            promotions=gate["promotions"],
+            late_events=gate["late_events"],
+            threads=core.workers.statistics()["threads"],
+            events_sent=sent["sent"],
+            events_dropped=sent["dropped"],
+            observer_failures=sent["failed"],
+        )
+
+    def _shown(self, key: str) -> str:
+        key = key.removeprefix("pool:")
+        head, _, number = key.rpartition("run:")
+        state = self._runs.get(int(number)) if head in ("", key[: -len("run:" + number)]) and number.isdigit() else None
+        return f"{head}run:{state.run_id}" if state is not None else key
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until observers have seen every event so far, at most `timeout` seconds (default: `grace`); say whether they have."""
+        if self._courier is None:
+            return True
+        return self._courier.flush(self.policy.grace if timeout is None else seconds("timeout", timeout, zero=True))
+
+    async def aclose(self, grace: float | None = None) -> None:
+        """End the tower: runs are closed, what is at work is cancelled, observers are served to the end.
+
+        Args:
+            grace: seconds to wait for the observers; default: the tower's `grace`.
+        """
+        self._closed = True
+        for state in list(self._runs.values()):
+            await Run(self, state).aclose()
+        await asyncio.get_running_loop().run_in_executor(None, self.flush, grace)
+        self._core.workers.close()
+
+    def close(self) -> None:
+        """End the tower from a program without a loop: nothing new is taken, observers are served to the end."""
+        self._closed = True
+        for state in list(self._runs.values()):
+            state.closed = state.closed or "the tower is closed"
+        self.flush()
+        self._core.workers.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def validate(self) -> None:
+        """Raise AssertionError when what must hold between two steps does not; for tests and doubts."""
+        with self._core.lock:
+            self._core.gate.validate()
+
+    def __repr__(self) -> str:
+        return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
+    if patterns is None:
+        return None
+    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    for pattern in listed:
+        if not isinstance(pattern, str) or not pattern:
+            raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(pattern).__name__}")
+    if not listed:
+        return lambda name: False
+    found = re.compile("|".join(f"(?:{translate(pattern)})" for pattern in listed))
+    return lambda name: found.match(name) is not None

@@ -1,0 +1,251 @@
+"""The documentation is true: its examples run and print what they say, its links and test names exist.
+
+How a page is read. Its blocks run from top to bottom in one namespace, in a folder of its own.
+
+- ```python            is executed; an ```output block right after it is what it printed, to the character.
+- ```python title="x"  is written to the file x instead (so is ```json with a title).
+- ```console           each line `$ towerman ...` is run; it must succeed, unless `$ echo $?` and a number follow.
+                       Each `$ make ...` must name a target that there is.
+- a python block that cannot run stands behind `<!-- no-run: the reason -->`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from conftest import ROOT
+
+PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
+PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+LANGUAGES = {"python", "output", "console", "json", "text"}
+
+FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
+INFO = re.compile(r'(?P<language>\w+)(?: title="(?P<title>[^"]+)")?$')
+EXCUSE = re.compile(r"<!-- no-run: (?P<reason>[^>]{10,}) -->\s*$")
+LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+TEST_ID = re.compile(r"`(?P<file>tests/[\w/]+\.py)::(?P<name>[\w:]+)`")
+
+pages = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    line: int
+    language: str
+    title: str | None
+    body: str
+    excuse: str | None
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page; a fence that is not understood is an error, not something to pass over."""
+    found: list[Block] = []
+    for fence in FENCE.finditer(text):
+        line = text.count("\n", 0, fence.start()) + 1
+        info = INFO.match(fence["info"].strip())
+        assert info, f"line {line}: say what the block is, as ```python or ```console; got ```{fence['info']}"
+        assert info["language"] in LANGUAGES, f"line {line}: ```{info['language']} is none of {sorted(LANGUAGES)}"
+        indent = len(fence["indent"])
+        body = "".join(row[indent:] if row.strip() else "\n" for row in fence["body"].splitlines(keepends=True))
+        excuse = EXCUSE.search(text[: fence.start()])
+        found.append(Block(line, info["language"], info["title"], body, excuse["reason"] if excuse else None))
+    return found
+
+
+def plain(text: str) -> str:
+    """Printed text without blanks at the ends of lines, which nobody sees."""
+    return "\n".join(row.rstrip() for row in text.strip("\n").splitlines())
+
+
+def run_page(page: Path, folder: Path) -> None:
+    """Run a page in a folder; an assertion names the line of the block that is not true."""
+    namespace: dict[str, object] = {"__name__": f"docs_{page.stem}"}
+    printed: str | None = None
+    for block in blocks(page.read_text(encoding="utf-8")):
+        where = f"{page.name}, line {block.line}"
+        if block.language == "output":
+            assert printed is not None, f"{where}: an output block belongs right after a python block"
+            assert plain(printed) == plain(block.body), f"{where}: the example prints something else"
+        printed = None
+        if block.title is not None:
+            (folder / block.title).write_text(block.body, encoding="utf-8")
+        elif block.language == "python" and block.excuse is None:
+            code = compile("\n" * block.line + block.body, str(page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(code, namespace)
+            printed = out.getvalue()
+        elif block.language == "console":
+            run_console(block, where, folder)
+
+
+def run_console(block: Block, where: str, folder: Path) -> None:
+    """Run the `towerman` lines of a console block; the exit status is the one that the page shows, else 0."""
+    rows = block.body.splitlines()
+    commands = [(number, row[2:]) for number, row in enumerate(rows) if row.startswith("$ ")]
+    for (number, command), (_, following) in zip(commands, [*commands[1:], (0, "")], strict=True):
+        words = shlex.split(command, comments=True)
+        if words[0] == "make":
+            targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+            named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+            assert set(named) <= set(targets), f"{where}: no such target: {command}"
+        elif words[0] == "towerman":
+            expected = int(rows[number + rows[number:].index("$ echo $?") + 1]) if following == "echo $?" else 0
+            done = subprocess.run(
+                [sys.executable, "-m", "towerman", *words[1:]],
+                cwd=folder,
+                env={**os.environ, "NO_COLOR": "1"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+            )
+            assert done.returncode == expected, f"{where}: {command}: exit {done.returncode}\n{done.stderr}"
+
+
+@pages
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a reader copies works: every example runs, prints what the page says, and exits as it says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{tmp_path}")
+    before = set(sys.modules)
+    try:
+        run_page(page, tmp_path)
+    finally:
+        # Two pages may both have a file tools.py.
+        for name in set(sys.modules) - before:
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+                del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("```python\nprint(1 + 1)\n```\n\n```output\n3\n```\n", "prints something else"),
+        ("```python\nraise KeyError(5)\n```\n", "KeyError"),
+        ("```output\n3\n```\n", "belongs right after"),
+        ("```python no-run\nprint(1)\n```\n", "say what the block is"),
+        ("```\nprint(1)\n```\n", "say what the block is"),
+        ("```py\nprint(1)\n```\n", "is none of"),
+        ("<!-- no-run: lazy -->\n```python\n1 / 0\n```\n", "ZeroDivisionError"),
+        ("```console\n$ make nothing\n```\n", "no such target"),
+        ("```console\n$ towerman no-such-command\n```\n", "exit 2"),
+    ],
+)
+def test_a_page_that_is_not_true_is_caught(tmp_path: Path, text: str, complaint: str) -> None:
+    """The test of the test: a wrong output, a failing example, an unknown fence and a bare excuse all fail."""
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    with pytest.raises(Exception) as caught:
+        run_page(page, tmp_path)
+    assert complaint in f"{caught.type.__name__}: {caught.value}"
+
+
+def test_a_page_that_is_true_passes(tmp_path: Path) -> None:
+    """No false alarm: files, outputs, a shown exit status and a stated reason are understood."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        'Text.\n\n```json title="a.json"\n[1, 2]\n```\n\n'
+        f"```python\nfrom pathlib import Path\n\nprint(Path({str(tmp_path / 'a.json')!r}).read_text())\n```\n\n"
+        "```output\n[1, 2]\n```\n\n"
+        "```console\n$ make test\n$ towerman no-such-command\n$ echo $?\n2\n```\n\n"
+        "<!-- no-run: needs a key of a provider -->\n```python\n1 / 0\n```\n"
+    )
+    run_page(page, tmp_path)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as the docs builder makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    slugs = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
+    return {re.sub(r"[-\s]+", "-", slug) for slug in slugs}
+
+
+@pytest.mark.parametrize("page", PROSE, ids=[page.name for page in PROSE])
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    """A link inside the project names a file that is there, and a heading that is in it."""
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for link in LINK.finditer(FENCE.sub("", text)):
+        path, _, anchor = link["target"].partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            broken.append(link["target"])
+    assert broken == []
+
+
+def guarantees() -> ModuleType:
+    """tools/guarantees.py, which lists the tests on the page of the guarantees."""
+    spec = importlib.util.spec_from_file_location("guarantees", ROOT / "tools" / "guarantees.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_named_test_exists() -> None:
+    """Every test that a page names exists, read from the test files themselves."""
+    tool = guarantees()
+    named = {match.groups() for page in PROSE for match in TEST_ID.finditer(page.read_text(encoding="utf-8"))}
+    missing = [
+        f"{file}::{name}"
+        for file, name in sorted(named)
+        if not (ROOT / file).is_file() or name not in dict(tool.tests_of(ROOT / file))
+    ]
+    assert named
+    assert missing == []
+
+
+def test_every_guarantee_is_explained_and_held_or_said_to_be_absent() -> None:
+    """Each of the twelve guarantees has a section, and a test unless the section says that this version has it not."""
+    text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (G\d+) [^\n]+\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL))
+    assert list(sections) == [f"G{number}" for number in range(1, 13)]
+    held = {f"{kind}{number}" for kind, number in guarantees().collect(ROOT / "tests")}
+    bare = [name for name, section in sections.items() if name not in held and "Not in this version" not in section]
+    assert bare == []
+
+
+def test_the_list_of_tests_is_up_to_date() -> None:
+    """The page lists the tests as they are; `make guarantees` writes the list anew."""
+    tool = guarantees()
+    page = tool.PAGE.read_text(encoding="utf-8")
+    assert tool.rewritten(page, tool.collect(ROOT / "tests")) == page, "say `make guarantees`"
+
+
+def test_numbers_are_read_from_names_and_docstrings() -> None:
+    """The list is made of what the tests say: numbers in names, in docstrings, and ranges."""
+    tool = guarantees()
+    assert tool.numbers("test_r48_p05_capacity", "") == {("R", 48), ("P", 5)}
+    assert tool.numbers("test_x", "G3, R-48 and S-2.") == {("G", 3), ("R", 48), ("S", 2)}
+    assert tool.numbers("test_x", "R-45 to R-47") == {("R", 45), ("R", 46), ("R", 47)}
+    assert tool.numbers("test_grow_32", "a GPS3 unit, HTTP2") == set()
+    held = {("R", 4): ["tests/test_a.py::test_b"], ("G", 2): ["tests/test_a.py::test_b"]}
+    assert "| R-04 | `tests/test_a.py::test_b` |" in tool.tables(held)
+    assert "| G2 | `tests/test_a.py::test_b` |" in tool.tables(held)
+
+
+@pytest.mark.parametrize("name", ["bfcl_parallel", "bfcl_multi_turn_func_doc/math_api.json"])
+def test_the_real_inputs_can_be_read(shared_data, name: str) -> None:
+    """The helper that the data tests stand on gives every record of a file."""
+    records = shared_data(name)
+    assert len(records) > 1
+    assert all(json.dumps(record) for record in records)
