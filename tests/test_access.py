@@ -482,6 +482,7 @@ def test_none_matters_only_where_the_template_uses_it() -> None:
 def test_each_element_of_a_list_is_a_resource(value: object) -> None:
     """A list, tuple or set gives one access for each element, without repeats; a set's are in order of their text."""
     assert touched("t:{v}", v=value) == ["t:1", "t:2"]
+    assert touched("t:{v}", v={9, 10, 8}) == ["t:10", "t:8", "t:9"]
 
 
 def test_an_empty_list_touches_nothing() -> None:
@@ -883,6 +884,18 @@ def test_a_callable_cannot_change_the_arguments() -> None:
     arguments = {"x": 1}
     rule(lambda arguments: arguments.clear()).accesses(arguments)
     assert arguments == {"x": 1}
+
+
+def test_what_is_declared_for_both_is_asked_once() -> None:
+    """One callable for reads and writes is called once a call: the write says it all."""
+    asked = []
+
+    def key(x: int) -> str:
+        asked.append(x)
+        return f"a:{x}"
+
+    assert [told(access) for access in rule(key, [key]).accesses({"x": 1})] == ["w a:1"]
+    assert asked == [1]
 
 
 def test_callables_and_templates_may_be_mixed() -> None:

@@ -703,7 +703,7 @@ def test_a_cut_response_is_marked(data: Any, truncated: bool) -> None:
 
 @pytest.mark.parametrize("own", [None, "", "resp", 7, True, []])
 def test_the_response_id_is_text_or_none(own: Any) -> None:
-    """S14: a response's id is kept as text for whoever asks whether a response was handed in before; else it is None."""
+    """S14: a response's id is kept as text, by which a response handed in again is known; else it is None."""
     for data in (completion(openai_message(openai_call())), claude(tool_use())):
         assert decode({**data, "id": own}).response_id == {"resp": "resp", 7: "7"}.get(own if own != [] else None)
     assert decode(openai_message(openai_call())).response_id is None
@@ -740,6 +740,7 @@ BAD: list[tuple[Any, str | None, str]] = [
         None,
         r"function_call: this retired form",
     ),
+    ({"role": "assistant", "function_call": {"name": "x"}, "tool_calls": []}, None, "function_call: this retired form"),
     ({}, "openai", "no batch of calls in the form 'openai': got dict with no known key"),
     ([{"tool": "x"}], "openai", "no batch of calls in the form 'openai': got list of 1"),
     (claude(5), None, r"content\[0\]: a content block is wanted, got int"),

@@ -5,16 +5,24 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
+from towerman.calls import Result, make_result
 from towerman.cli import main
+from towerman.cli.live import Board
+from towerman.cli.show import results_table
 from towerman.observers import JsonlObserver
+from towerman.timeline import columns
 from towerman.trace import Event
 
 SOURCE = str(Path(__file__).resolve().parent.parent / "src")
@@ -65,6 +73,8 @@ def sleep(seconds: float) -> str:
     with open("sleeping", "w") as file:
         file.write("yes")
     time.sleep(seconds)
+    with open("slept", "w") as file:
+        file.write("yes")
     return "slept"
 '''
 
@@ -77,7 +87,7 @@ def calls(*several: tuple[str, object]) -> str:
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a module of tools in it, as the current folder; what is imported from it is forgotten."""
     (tmp_path / "my_tools.py").write_text(TOOLS)
     monkeypatch.chdir(tmp_path)
@@ -103,7 +113,8 @@ def towerman(*words: str, stdin: bytes = b"", cwd: Path | None = None) -> subpro
 
 
 def _environment() -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "NO_COLOR", "COLUMNS")}
+    told = ("CI", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR")
+    kept = {key: value for key, value in os.environ.items() if key not in told}
     return {**kept, "PYTHONPATH": SOURCE}
 
 
@@ -302,24 +313,487 @@ def test_trace_reads_stdin_and_writes_ascii_where_it_must(tmp_path: Path) -> Non
     assert max(map(len, done.stdout.splitlines()[1:])) <= 90
 
 
-def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
-    """`towerman trace FILE | head -1` ends quietly with exit code 1."""
-    events = [
-        Event(float(number), kind, f"r{number}", 1, size=1)  # type: ignore[arg-type]
-        for number in range(3_000)
-        for kind in ("batch_started", "batch_finished")
-    ]
-    path = recorded(tmp_path / "t.jsonl", events)
+@pytest.mark.parametrize("command", ["trace", "run", "demo", "help"])
+def test_a_reader_that_goes_away_is_no_traceback(command: str, desk: Path) -> None:
+    """`towerman ... | head -1` ends quietly with exit code 1, wherever it is in its output."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    words = {
+        "trace": ["trace", recorded(desk / "t.jsonl")],
+        "run": ["run", "calls.json", "--tools", "my_tools:tower"],
+        "demo": ["demo"],
+        "help": ["--help"],
+    }
     process = subprocess.Popen(
-        [sys.executable, "-m", "towerman", "trace", path],
+        [sys.executable, "-m", "towerman", *words[command]],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        cwd=desk,
         env=_environment(),
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    process.stdout.read(10)
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line(desk: Path) -> None:
+    """Output that cannot be written is told in one line, with exit code 1."""
+    recorded(desk / "t.jsonl")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "towerman", "trace", "t.jsonl"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=desk,
+            env=_environment(),
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"towerman: the output cannot be written: No space left on device\n"
+
+
+def test_closed_standard_files_break_nothing(desk: Path) -> None:
+    """A command whose stdout or stderr is closed does its work all the same."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1}), ("fail", {})))
+    command = f"{sys.executable} -m towerman run calls.json --tools my_tools:tower"
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], capture_output=True, cwd=desk, env=_environment(), check=False
+        )
+        assert done.returncode == 1, closed
+        assert b"Traceback" not in done.stderr
+        assert done.stdout == b"" if closed.startswith(">") else json.loads(done.stdout)
+
+
+# What a person sees.
+
+
+def board_text(board: Board, rows: int = 40, width: int = 80) -> str:
+    """The board as a terminal without colours would show it."""
+    out = io.StringIO()
+    Console(file=out, width=width, color_system=None).print(board.table(rows))
+    return out.getvalue()
+
+
+def event(kind: str, index: int | None = None, **fields: object) -> Event:
+    return Event(1.0, kind, "r", 1, index, **fields)  # type: ignore[arg-type]
+
+
+def test_the_board_tells_who_runs_and_who_waits_for_what() -> None:
+    """R-131: held back, waiting and for what, running, done and how: one line per call, as the events tell it."""
+    board = Board(["a", "b", "c", "d", "e", "f\x1b[31m"])
+    for one in (
+        event("batch_started", size=6),
+        event("waiting", 0, waiting_for="pool crm"),
+        event("waiting", 1, waiting_for="resource file:{path}"),
+        event("started", 2),
+        event("started", 3),
+        event("finished", 3, outcome="ok", ran=0.25),
+        event("rejected", 4, outcome="rejected", code="unknown_tool", ran=0.0),
+        event("started", 99),
+        event("batch_finished"),
+    ):
+        board(one)
+    lines = board_text(board).splitlines()
+    assert "1 running" in lines[0]
+    assert "3 waiting" in lines[0]
+    assert "2 done  of 6 calls" in lines[0]
+    rows = [line.split() for line in lines[2:]]
+    assert rows[0][:5] == ["0", "a", "waiting", "pool", "crm"]
+    assert rows[1][:4] == ["1", "b", "waiting", "file:{path}"]
+    assert rows[2][:3] == ["2", "c", "running"]
+    assert rows[3] == ["3", "d", "done", "ok", "0.2"]
+    assert rows[4] == ["4", "e", "done", "unknown_tool"]
+    assert rows[5] == ["5", "f\\x1b[31m", "waiting", "calls", "before", "it"]
+
+
+def test_the_board_shows_work_that_outlives_its_result() -> None:
+    """P-82: a call whose work goes on after its result is shown as that until the work ends."""
+    board = Board(["slow"])
+    board(event("started", 0))
+    board(event("orphaned", 0))
+    board(event("finished", 0, outcome="timed_out", code="handler_timeout", ran=1.0))
+    assert "handler_timeout (still at work)" in board_text(board)
+    board(event("ended", 0))
+    assert "still at work" not in board_text(board)
+
+
+def test_a_long_board_shows_what_is_at_work_first() -> None:
+    """Of 1,000 calls the running and the waiting ones are shown, in emitted order, and the rest is counted."""
+    board = Board(["t"] * 1_000)
+    for index in (900, 5):
+        board(event("started", index))
+    board(event("waiting", 700, waiting_for="pool crm"))
+    rows = [line.split() for line in board_text(board, rows=4).splitlines()[2:]]
+    assert [row[0] for row in rows] == ["0", "5", "700", "900", "and"]
+    assert rows[4] == ["and", "996", "more"]
+
+
+def result(index: int, tool: str, outcome: str = "ok", code: str | None = None, told: str = "told") -> Result:
+    return make_result(index, "", tool, outcome, code, told, told)  # type: ignore[arg-type]
+
+
+def test_the_results_table_has_one_line_each() -> None:
+    """Each result is one line: index, tool, outcome, code, and what the model is told, without its line breaks."""
+    results = [result(0, "read", told="one\ntwo\x1b[2J"), result(1, "x" * 200, "error", "handler_error", "no " * 100)]
+    wide = results_table(results, width=120).split("\n")
+    assert wide[0].split() == ["#", "tool", "outcome", "code", "what", "the", "model", "is", "told"]
+    assert wide[1].split() == ["0", "read", "ok", "one", "two\\x1b[2J"]
+    assert wide[2].split()[2:6] == ["error", "handler_error", "no", "no"]
+    assert len(wide) == 3
+    narrow = results_table(results, width=80).split("\n")
+    assert narrow[2].split()[2] == "handler_error"
+    colored = results_table(results, width=80, color=True)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored).split("\n")[2].split() == narrow[2].split()
+    assert "\x1b[32m" in colored
+    assert "\x1b[31m" in colored
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=200), st.sampled_from([None, "unresolved_placeholder"]), st.text(max_size=300))
+    ),
+    st.integers(0, 200),
+    st.booleans(),
+)
+def test_every_line_of_the_results_fits(cells: list[tuple[str, str | None, str]], width: int, ascii_only: bool) -> None:
+    """No line is wider than asked, whatever the model or a tool wrote, and nothing in it drives the terminal."""
+    results = [
+        result(index, tool, "error" if code else "ok", code, told) for index, (tool, code, told) in enumerate(cells)
+    ]
+    table = results_table(results, width=width, ascii_only=ascii_only)
+    lines = table.split("\n")
+    assert len(lines) == len(results) + 1
+    assert all(columns(line) <= max(width, 40) for line in lines)
+    assert "\x1b" not in table
+    assert table.isascii() or not ascii_only
+
+
+# Runs.
+
+
+def run_json(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, object]], str]:
+    """Run `towerman run` and read its JSON."""
+    code = main(["run", *words])
+    out, err = capsys.readouterr()
+    return code, json.loads(out), err
+
+
+def test_run_answers_each_call_in_the_form_it_came_in(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R-105, R-106: one message per call, in emitted order, paired by id; exit code 0 when all is well."""
+    message = {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": f"x{a}", "type": "function", "function": {"name": "add", "arguments": json.dumps({"a": a, "b": 1})}}
+            for a in range(3)
+        ],
+    }
+    (desk / "calls.json").write_text(json.dumps(message))
+    code, messages, err = run_json("calls.json", "--tools", "my_tools:tower", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert [(one["role"], one["tool_call_id"], one["content"]) for one in messages] == [
+        ("tool", "x0", "1"),
+        ("tool", "x1", "2"),
+        ("tool", "x2", "3"),
+    ]
+
+
+def test_run_reads_anthropic_blocks_and_a_named_format(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The form is found out, or taken as it is named; the answer has the same form."""
+    blocks = {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 2, "b": 2}}],
+    }
+    (desk / "calls.json").write_text(json.dumps(blocks), encoding="utf-8-sig")
+    for more in ([], ["--format", "anthropic"]):
+        code, messages, _ = run_json("calls.json", "--tools", "my_tools:tower", *more, capsys=capsys)
+        assert code == 0
+        content = messages[0]["content"]
+        assert isinstance(content, list)
+        assert (content[0]["type"], content[0]["tool_use_id"]) == ("tool_result", "t1")
+    assert main(["run", "calls.json", "--tools", "my_tools:tower", "--format", "openai"]) == 2
+    assert capsys.readouterr() == ("", "towerman: calls.json: no calls in it as openai, but 1 as anthropic\n")
+
+
+def test_r108_run_with_failures_exits_1_and_keeps_every_answer(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R-108: a failing, an unknown and a malformed call leave the others their answers; the exit code is 1."""
+    (desk / "calls.json").write_text(
+        calls(("add", {"a": 1, "b": 1}), ("fail", {}), ("ad", {}), ("add", '{"a": 1'), ("add", {"a": 2, "b": 2}))
+    )
+    code, messages, err = run_json("calls.json", "--tools", "my_tools:tower", "--json", capsys=capsys)
+    assert code == 1
+    assert err == "towerman: 3 of 5 calls did not end ok\n"
+    assert [one["code"] for one in messages] == [None, "handler_error", "unknown_tool", "invalid_arguments", None]
+    assert "S3CRET" not in json.dumps(messages) + err
+
+
+def test_run_reads_stdin(desk: Path) -> None:
+    """`-` reads the calls from stdin, and `python -m towerman` is the same command."""
+    done = towerman("run", "-", "--tools", "my_tools:tower", stdin=calls(("add", {"a": 1, "b": 2})).encode(), cwd=desk)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)[0]["content"] == "3"
+
+
+def test_run_keeps_stdout_clean(desk: Path) -> None:
+    """What tools and their child processes print goes to stderr: stdout holds the JSON and nothing else."""
+    done = towerman("run", "-", "--tools", "my_tools:tower", stdin=calls(("chatter", {})).encode(), cwd=desk)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)[0]["outcome"] == "ok"
+    assert b"chatter from Python" in done.stderr
+    assert b"chatter from a child" in done.stderr
+
+
+def test_run_without_calls_is_a_note(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty batch is no mistake: exit code 0, an empty list, and a note on stderr."""
+    for text in ("[]", '{"role": "assistant", "content": "Nothing to do."}'):
+        (desk / "calls.json").write_text(text)
+        code, messages, err = run_json("calls.json", "--tools", "my_tools:tower", capsys=capsys)
+        assert (code, messages) == (0, [])
+        assert err == "towerman: calls.json: there are no tool calls in it, so nothing ran\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "towerman: calls.json: there is no such file"),
+        (b"", "towerman: calls.json: "),
+        (b"{not json", "towerman: calls.json: "),
+        (b"\xff\xfe\x00", "towerman: calls.json: not UTF-8 text (byte 1)"),
+        (b"17", "towerman: calls.json: "),
+        (b'{"S3CRET": 1}', "towerman: calls.json: "),
+        (b'[{"tool": "add", "argumens": {"token": "S3CRET"}}]', "towerman: calls.json: "),
+        (b"[" * 100_000, "towerman: calls.json: "),
+    ],
+)
+def test_wrong_calls_are_one_line_and_exit_2(
+    content: bytes | None, said: str, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is no batch of calls is told in one line that names the file, without its values; nothing runs."""
+    if content is not None:
+        (desk / "calls.json").write_bytes(content)
+    assert main(["run", "calls.json", "--tools", "my_tools:tower"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert '"S3CRET"' not in err
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("nowhere:tower", "there is no module 'nowhere' in the current folder or on sys.path"),
+        ("nowhere.at.all:tower", "there is no module 'nowhere' in the current folder or on sys.path"),
+        ("nowhere.py:tower", "there is no file nowhere.py"),
+        ("calls.json:tower", "there is no module 'calls'"),
+        ("my_tools:towel", "my_tools has no 'towel'; it has tower, other"),
+        ("json:tower", "json has no 'tower'; and no Tower under another name either"),
+        ("my_tools:number", "'number' is not a Tower but int; make one with tower = Tower()"),
+        ("my_tools:Tower", "'Tower' is not a Tower but Tower"),
+        ("my_tools:", "write it as module:tower, for example my_tools:tower"),
+        (":tower", "write it as module:tower, for example my_tools:tower"),
+        ("broken:tower", "broken fails while it is imported: ValueError: no good (broken.py, line 2)"),
+        ("unfinished:tower", "unfinished fails while it is imported: SyntaxError: "),
+        ("needy:tower", "needy needs the module 'not_there', which is not installed"),
+        ("leaving:tower", "leaving ends the program while it is imported"),
+        ("undeclared:tower", "undeclared fails while it is imported: PolicyError: "),
+    ],
+)
+def test_wrong_tools_are_one_line_and_exit_2(
+    spec: str, said: str, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module or tower that is not there, or fails, is told in one line that says what and how to mend it."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    (desk / "broken.py").write_text("\nraise ValueError('no good')\n")
+    (desk / "unfinished.py").write_text("def f(:\n")
+    (desk / "needy.py").write_text("import not_there\n")
+    (desk / "leaving.py").write_text("raise SystemExit(0)\n")
+    (desk / "undeclared.py").write_text("from towerman import Tower\ntower = Tower(pools={'a': 0})\n")
+    assert main(["run", "calls.json", "--tools", spec]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"towerman: --tools {spec}: ")
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_tools_may_be_named_by_file_and_by_default(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`folder/tools.py:tower` works as `module:tower` does; without a name it is `tower`."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    (desk / "deep").mkdir()
+    (desk / "deep" / "other_tools.py").write_text(TOOLS)
+    (desk / "deep" / "holder.py").write_text("import other_tools\nclass Holder:\n    tower = other_tools.tower\n")
+    for spec in ("my_tools", "deep/other_tools.py:tower", "deep/other_tools.py", "deep/holder.py:Holder.tower"):
+        code, messages, _ = run_json("calls.json", "--tools", spec, capsys=capsys)
+        assert (code, messages[0]["content"]) == (0, "2")
+        capsys.readouterr()
+
+
+def test_run_records_a_trace_that_can_be_drawn(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--trace OUT` appends the events of each run, and `towerman trace OUT` draws them."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1}), ("nothing", {})))
+    for _ in range(2):
+        assert main(["run", "calls.json", "--tools", "my_tools:tower", "--trace", "out.jsonl"]) == 1
+        for name in list(sys.modules):
+            if name == "my_tools":
+                del sys.modules[name]
+    capsys.readouterr()
+    assert main(["trace", "out.jsonl"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("1 ok, 1 rejected") == 2
+    assert out.count("unknown_tool") == 2
+    assert "nothing" not in out
+    assert main(["run", "calls.json", "--tools", "my_tools:tower", "--trace", "no/folder/out.jsonl"]) == 2
+    assert capsys.readouterr() == (
+        "",
+        "towerman: --trace no/folder/out.jsonl: cannot be written: No such file or directory\n",
+    )
+
+
+def test_a_trace_beside_the_towers_own_observers(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tower that has observers keeps them when the command line adds one."""
+    (desk / "watched.py").write_text(
+        "from towerman import JsonlObserver, Tower\n"
+        "tower = Tower(observers=[JsonlObserver('mine.jsonl')])\n"
+        "@tower.tool(independent=True)\n"
+        "def add(a: int, b: int) -> int:\n"
+        "    return a + b\n"
+    )
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    assert main(["run", "calls.json", "--tools", "watched:tower", "--trace", "theirs.jsonl"]) == 0
+    capsys.readouterr()
+    mine, theirs = (desk / "mine.jsonl").read_bytes(), (desk / "theirs.jsonl").read_bytes()
+    assert mine == theirs
+    assert mine.count(b"\n") >= 5
+
+
+def test_p92_an_argument_appears_in_no_output(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """P-92, G8: a token among the arguments is in no message, no trace and no drawing."""
+    (desk / "calls.json").write_text(calls(("login", {"token": "S3CRET-123"}), ("login", {"tokn": "S3CRET-123"})))
+    assert main(["run", "calls.json", "--tools", "my_tools:tower", "--trace", "out.jsonl"]) == 1
+    assert main(["trace", "out.jsonl"]) == 0
+    assert main(["trace", "out.jsonl", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "login" in out
+    assert "S3CRET" not in out + err + (desk / "out.jsonl").read_text()
+
+
+def interrupted(desk: Path, asked: signal.Signals) -> tuple[list[dict[str, object]], list[str]]:
+    """Start a run, ask it to end while `sleep` is at work; gives its messages and its lines on stderr."""
+    (desk / "sleeping").unlink(missing_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "towerman", "run", "calls.json", "--tools", "my_tools:tower"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=desk,
+        env=_environment(),
+    )
+    while not (desk / "sleeping").exists():
+        assert process.poll() is None
+    process.send_signal(asked)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    return json.loads(out), err.decode().splitlines()
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_p01_ctrl_c_prints_the_sealed_results(asked: signal.Signals, desk: Path) -> None:
+    """P-01, S16: after Ctrl-C, or when asked to end, every call has its result on stdout; the exit code is 130."""
+    batch = json.loads(calls(("add", {"a": 1, "b": 1}), ("sleep", {"seconds": 1}), ("sleep", {"seconds": 1})))
+    batch[1]["needs"] = ["c0"]
+    batch[2]["needs"] = ["c0"]
+    (desk / "calls.json").write_text(json.dumps(batch))
+    messages, told = interrupted(desk, asked)
+    assert [one["id"] for one in messages] == ["c0", "c1", "c2"]
+    assert [(one["outcome"], one["started"]) for one in messages] == [
+        ("ok", True),
+        ("cancelled", True),
+        ("cancelled", False),
+    ]
+    assert messages[1]["applied"] == "unknown"
+    # The thread that was in the middle of its work came to its end before the process did.
+    assert told == [
+        "towerman: 1 call is still at work; waiting up to 5 s for the end (Ctrl-C leaves at once)",
+        "towerman: interrupted",
+    ]
+    assert (desk / "slept").exists()
+
+
+def test_p82_a_thread_that_does_not_end_holds_the_process_for_its_grace_only(desk: Path) -> None:
+    """P-82: work that ignores the cancel is waited for as long as the tower's grace, and the process ends."""
+    (desk / "my_tools.py").write_text(TOOLS.replace('pools={"one": 1}', 'pools={"one": 1}, grace=0.1'))
+    (desk / "calls.json").write_text(calls(("sleep", {"seconds": 3_000}), ("sleep", {"seconds": 3_000})))
+    messages, told = interrupted(desk, signal.SIGINT)
+    assert [one["outcome"] for one in messages] == ["cancelled", "cancelled"]
+    assert messages[0]["still_running"] is True
+    assert "waiting up to 0.1 s" in told[0]
+    assert not (desk / "slept").exists()
+
+
+def on_a_terminal(*words: str, cwd: Path, columns: int = 100, rows: int = 40) -> tuple[int, str]:
+    """Run the command on a pseudo-terminal; gives its exit code and everything it wrote."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    pid, master = pty.fork()
+    if pid == 0:  # pragma: no cover - another process
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        os.chdir(cwd)
+        environment = {**_environment(), "TERM": "xterm-256color"}
+        os.execve(sys.executable, [sys.executable, "-m", "towerman", *words], environment)
+    written = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the other side has gone
+            break
+        if not part:
+            break
+        written += part
+    os.close(master)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode(errors="replace")
+
+
+def test_on_a_terminal_there_is_a_live_table_then_timeline_and_results(desk: Path) -> None:
+    """A person sees what runs and what waits for what, then the timeline, then one line per result."""
+    (desk / "calls.json").write_text(
+        calls(("sleep", {"seconds": 0.5}), ("sleep", {"seconds": 0}), ("fail", {}), ("login", {"token": "S3CRET"}))
+    )
+    code, screen = on_a_terminal("run", "calls.json", "--tools", "my_tools:tower", cwd=desk)
+    assert code == 1
+    live, _, rest = screen.partition("calls in ")
+    assert "running" in live
+    assert "waiting" in live
+    assert "pool one" in live
+    assert "of 4 calls" in live
+    assert "3 ok, 1 error" in rest
+    assert rest.index("░") < rest.index("what the model is told") < rest.index("logged in")
+    assert "1 of 4 calls did not end ok" in rest
+    assert "S3CRET" not in screen
+    assert "Traceback" not in screen
+
+
+def test_on_a_terminal_many_calls_fit_the_screen(desk: Path) -> None:
+    """A batch that is longer than the screen shows what is at work, and how many more there are."""
+    (desk / "calls.json").write_text(calls(*[("sleep", {"seconds": 0.02})] * 24))
+    code, screen = on_a_terminal("run", "calls.json", "--tools", "my_tools:tower", cwd=desk, columns=60, rows=12)
+    assert code == 0
+    live, _, rest = screen.partition("24 calls in ")
+    assert "and 16 more" in live
+    assert "24 ok" in rest
+
+
+def test_json_is_also_for_terminals(desk: Path) -> None:
+    """`--json` on a terminal prints the JSON and no table."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    code, screen = on_a_terminal("run", "calls.json", "--tools", "my_tools:tower", "--json", cwd=desk)
+    assert code == 0
+    assert json.loads(screen)[0]["content"] == "2"

@@ -20,6 +20,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +36,7 @@ FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=inde
 INFO = re.compile(r'(?P<language>\w+)(?: title="(?P<title>[^"]+)")?$')
 EXCUSE = re.compile(r"<!-- no-run: (?P<reason>[^>]{10,}) -->\s*$")
 LINK = re.compile(r"!?\[[^\]]*\]\((?P<target>[^)\s]+)\)")
-TEST_ID = re.compile(r"`(?P<file>tests/[\w/]+\.py)::(?P<name>[\w:]+)`")
+TEST_ID = re.compile(r"`(?P<id>tests/[\w/]+\.py::[\w:]+)`")
 
 pages = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
@@ -117,20 +118,24 @@ def run_console(block: Block, where: str, folder: Path) -> None:
             assert done.returncode == expected, f"{where}: {command}: exit {done.returncode}\n{done.stderr}"
 
 
-@pages
-def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a reader copies works: every example runs, prints what the page says, and exits as it says."""
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A page's folder: the working folder, and where this process and its children look for modules first."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}{os.pathsep}{tmp_path}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT / 'src'}")
     before = set(sys.modules)
-    try:
-        run_page(page, tmp_path)
-    finally:
-        # Two pages may both have a file tools.py.
-        for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-                del sys.modules[name]
+    yield tmp_path
+    # Two pages may both have a file tools.py.
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pages
+def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
+    """What a reader copies works: every example runs, prints what the page says, and exits as it says."""
+    run_page(page, folder)
 
 
 @pytest.mark.parametrize(
@@ -147,26 +152,26 @@ def test_the_examples_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pyt
         ("```console\n$ towerman no-such-command\n```\n", "exit 2"),
     ],
 )
-def test_a_page_that_is_not_true_is_caught(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_page_that_is_not_true_is_caught(folder: Path, text: str, complaint: str) -> None:
     """The test of the test: a wrong output, a failing example, an unknown fence and a bare excuse all fail."""
-    page = tmp_path / "page.md"
+    page = folder / "page.md"
     page.write_text(text)
     with pytest.raises(Exception) as caught:
-        run_page(page, tmp_path)
+        run_page(page, folder)
     assert complaint in f"{caught.type.__name__}: {caught.value}"
 
 
-def test_a_page_that_is_true_passes(tmp_path: Path) -> None:
+def test_a_page_that_is_true_passes(folder: Path) -> None:
     """No false alarm: files, outputs, a shown exit status and a stated reason are understood."""
-    page = tmp_path / "page.md"
+    page = folder / "page.md"
     page.write_text(
         'Text.\n\n```json title="a.json"\n[1, 2]\n```\n\n'
-        f"```python\nfrom pathlib import Path\n\nprint(Path({str(tmp_path / 'a.json')!r}).read_text())\n```\n\n"
+        f"```python\nfrom pathlib import Path\n\nprint(Path({str(folder / 'a.json')!r}).read_text())\n```\n\n"
         "```output\n[1, 2]\n```\n\n"
         "```console\n$ make test\n$ towerman no-such-command\n$ echo $?\n2\n```\n\n"
         "<!-- no-run: needs a key of a provider -->\n```python\n1 / 0\n```\n"
     )
-    run_page(page, tmp_path)
+    run_page(page, folder)
 
 
 def anchors(text: str) -> set[str]:
@@ -204,14 +209,14 @@ def guarantees() -> ModuleType:
 def test_every_named_test_exists() -> None:
     """Every test that a page names exists, read from the test files themselves."""
     tool = guarantees()
-    named = {match.groups() for page in PROSE for match in TEST_ID.finditer(page.read_text(encoding="utf-8"))}
-    missing = [
-        f"{file}::{name}"
-        for file, name in sorted(named)
-        if not (ROOT / file).is_file() or name not in dict(tool.tests_of(ROOT / file))
-    ]
+    known = {
+        f"{path.relative_to(ROOT).as_posix()}::{name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name, _ in tool.tests_of(path)
+    }
+    named = {match["id"] for page in PROSE for match in TEST_ID.finditer(page.read_text(encoding="utf-8"))}
     assert named
-    assert missing == []
+    assert sorted(named - known) == []
 
 
 def test_every_guarantee_is_explained_and_held_or_said_to_be_absent() -> None:

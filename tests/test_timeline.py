@@ -110,8 +110,16 @@ def test_scale_has_round_steps_that_fit() -> None:
     labels, ruler = lines[2], lines[3]
     marks = [place for place, sign in enumerate(ruler) if sign == "┬"]
     assert labels[marks[0] :].startswith("0 s")
-    for mark, text in zip(marks[1:], ("0.2", "0.4", "0.6", "0.8"), strict=True):
-        assert labels[mark : mark + 3] == text
+    assert [labels[mark:].split()[0] for mark in marks[1:6]] == ["0.1", "0.2", "0.3", "0.4", "0.5"]
+    assert all(labels[mark - 1] == " " for mark in marks[1:])
+    for longest in (0.00002, 0.0037, 0.9, 1.0, 7.0, 33.0, 250.0, 86_400.0):
+        labels, ruler = draw([Span(0, "t", "ok", None, 0.0, 0.0, longest)], width=90).split("\n")[2:4]
+        marks = [place for place, sign in enumerate(ruler) if sign == "┬"]
+        numbers = [float(labels[mark:].split()[0]) for mark in marks[:-1]]
+        assert len(numbers) >= 3
+        step = numbers[1]
+        assert numbers == pytest.approx([step * number for number in range(len(numbers))])
+        assert f"{step:e}"[0] in "125"
 
 
 def test_legend_names_the_signs_in_use_and_no_others() -> None:

@@ -4,9 +4,9 @@ from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
 from towerman.observers import JsonlObserver, LogObserver
 from towerman.policy import Pool
-from towerman.runner import Context
 from towerman.tower import BatchResult, PoolStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
+from towerman.work import Context
 
 __version__ = "0.1.0"
 

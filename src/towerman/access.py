@@ -57,9 +57,7 @@ from typing import Final, Literal
 
 from towerman.calls import IS, IX, Access, Arguments, Hold, Mode, S, X
 from towerman.errors import PolicyError
-
-Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
-"""What a tool declares for `reads` or `writes`: a template, a callable of the arguments, or a list of these."""
+from towerman.policy import Declared
 
 MAX_SEGMENT: Final = 128
 """Longest part of a key between two slashes, in characters; a longer one is replaced by its digest."""

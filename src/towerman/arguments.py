@@ -8,8 +8,9 @@ fresh dictionary of keyword arguments with the defaults filled in.
 Pydantic checks in its lax mode, since models write "5" for 5; but true and false are no numbers wherever the
 signature itself says int, float, complex, Decimal or timedelta (also inside list, dict, tuple, set, Optional and
 unions). Inside a model or dataclass, its author's own rules hold. What lax mode refuses gets a second chance in
-pydantic's JSON mode, because strict fields take a date or an enum member from JSON only there. (A recursive union of
-models without a discriminator is tried by pydantic in every combination: give such unions one.)
+pydantic's JSON mode, because strict fields take a date or an enum member from JSON only there. Pydantic tries a
+recursive union of models in every combination unless a discriminator tells them apart; a tool with such a union takes
+only so many levels as are tried quickly.
 
 House rules. A refusal is written for the model: it names the argument and what it must be. It is put together from
 the schema and from positions only. No value, no name that is not in the schema and no text of a validator's
@@ -116,7 +117,7 @@ class Checker(Protocol):
 
 
 _TOO_LONG: Final = f"The arguments are longer than {MAX_ARGUMENT_BYTES:,} bytes: send less, or split the call."
-_TOO_DEEP: Final = f"The arguments are nested deeper than {MAX_DEPTH} levels: send a flatter value."
+_TOO_DEEP: Final = "The arguments are nested too deep: send a flatter value, of at most {} levels."
 _BIG_NUMBER: Final = f"The arguments hold a whole number of more than {MAX_DIGITS} digits: send a smaller one, or text."
 _NO_NUMBER: Final = "The arguments hold a number that is not finite or too large: send a finite number, null or text."
 _HALF_CHARACTER: Final = (
@@ -140,9 +141,8 @@ _SYNTAX: Final[tuple[tuple[str, str], ...]] = (
     ("Unexpected UTF-8 BOM", "a byte order mark, which JSON does not have,"),
     ("Extra data", "text after the end of the value"),
 )
-_SCALARS: Final = frozenset({bool, type(None)})
 _INT64: Final = 1 << 63
-_BITS: Final = (10**MAX_DIGITS).bit_length() - 1
+_HUGE: Final = 10**MAX_DIGITS
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -164,7 +164,7 @@ def _constant(_: str) -> float:
 
 
 def _int(text: str) -> int:
-    if len(text) > MAX_DIGITS + 1:
+    if len(text.lstrip("-")) > MAX_DIGITS:
         raise ArgumentsRefused(_BIG_NUMBER)
     return int(text)
 
@@ -202,25 +202,26 @@ def load_arguments(raw: object, *, any_required: bool) -> dict[str, object]:
     Raises:
         ArgumentsRefused: what was given is not one JSON object within the limits.
     """
-    return _load(raw, _EMPTY if any_required else "")
+    return _load(raw, _EMPTY if any_required else "", MAX_DEPTH)[0]
 
 
-def _load(raw: object, empty: str) -> dict[str, object]:
+def _load(raw: object, empty: str, depth: int) -> tuple[dict[str, object], bool]:
+    """The loaded arguments, and whether there may be a bool among them."""
     if isinstance(raw, str):
-        return _from_text(raw, empty)
+        return _from_text(raw, empty, depth), "true" in raw or "false" in raw
     if isinstance(raw, Mapping):
-        return _from_mapping(raw)
+        return _from_mapping(raw, depth)
     if isinstance(raw, bytes | bytearray):
         if len(raw) > MAX_ARGUMENT_BYTES:
             raise ArgumentsRefused(_TOO_LONG)
         text = raw.decode("utf-8", "replace")
         if text.encode() != raw:
             raise ArgumentsRefused("The arguments are not UTF-8 text: send one JSON object in UTF-8.")
-        return _from_text(text, empty)
+        return _load(text, empty, depth)
     raise ArgumentsRefused(_not_an_object(raw))
 
 
-def _from_text(text: str, empty: str) -> dict[str, object]:
+def _from_text(text: str, empty: str, depth: int) -> dict[str, object]:
     """Parse JSON text. `empty` is the refusal of blank text, or "" where blank means {}."""
     if len(text) > MAX_ARGUMENT_BYTES or (not text.isascii() and _utf8_bytes(text) > MAX_ARGUMENT_BYTES):
         raise ArgumentsRefused(_TOO_LONG)
@@ -233,13 +234,13 @@ def _from_text(text: str, empty: str) -> dict[str, object]:
         if text.startswith("\ufeff"):
             raise ArgumentsRefused(_syntax(text, "Unexpected UTF-8 BOM", 0))
         start = len(text) - len(text.lstrip(_WHITESPACE))
-    if text.count("{") + text.count("[") > MAX_DEPTH and _deep(text):
-        raise ArgumentsRefused(_TOO_DEEP)
+    if len(text) > depth and text.count("{") + text.count("[") > depth and _deep(text, depth):
+        raise ArgumentsRefused(_TOO_DEEP.format(depth))
     try:
         value, end = (_scan_short if len(text) <= MAX_DIGITS else _scan_long)(text, start)
         if end == len(text) or not text[end:].strip(_WHITESPACE):
             if type(value) is dict:
-                if ("\\ud" in text or "\\uD" in text) and _halved(value):
+                if "\\u" in text and _halved(value):
                     raise ArgumentsRefused(_HALF_CHARACTER)
                 return value
             told = _not_an_object(value)
@@ -252,7 +253,7 @@ def _from_text(text: str, empty: str) -> dict[str, object]:
     except ValueError:  # the interpreter was told to read fewer digits than we would
         told = _BIG_NUMBER
     except RecursionError:  # little stack was left where we were called
-        told = _TOO_DEEP
+        told = _TOO_DEEP.format(depth)
     # Raised out here so that no exception that holds the text hangs on to it.
     raise ArgumentsRefused(told)
 
@@ -273,14 +274,14 @@ def _halved(value: object) -> bool:
     return False
 
 
-def _deep(text: str) -> bool:
+def _deep(text: str, depth: int) -> bool:
     """Is the text nested too deep? Decided before parsing, since deep recursion ends differently on every Python."""
     brackets = _NO_BRACKETS.sub("", _STRINGS.sub("", text).translate(_ONE_KIND))
-    for _ in range(MAX_DEPTH):
+    for _ in range(depth):
         if "[]" not in brackets:
             break
         brackets = brackets.replace("[]", "")
-    return "[]" in brackets or brackets.count("[") > MAX_DEPTH
+    return "[]" in brackets or brackets.count("[") > depth
 
 
 def _syntax(text: str, report: str, position: int) -> str:
@@ -307,61 +308,82 @@ def _not_an_object(value: object) -> str:
     return f'The arguments must be one JSON object, such as {{"name": "value"}}: got {kind}.'
 
 
-def _from_mapping(given: Mapping[object, object]) -> dict[str, object]:
+class _Left:
+    """What a mapping may still hold; it also ends cycles and shared bulk."""
+
+    __slots__ = ("bools", "depth", "size")
+
+    def __init__(self, depth: int) -> None:
+        self.size = MAX_ARGUMENT_BYTES
+        self.depth = depth
+        self.bools = False
+
+    def take(self, size: int) -> None:
+        self.size -= size
+        if self.size < 0:
+            raise ArgumentsRefused(_TOO_LONG)
+
+
+def _from_mapping(given: Mapping[object, object], depth: int) -> tuple[dict[str, object], bool]:
+    left = _Left(depth)
     try:
-        return _object(given, 1, [MAX_ARGUMENT_BYTES])
+        return _object(given, 1, left), left.bools
     except ArgumentsRefused:
         raise
     except Exception as error:  # a mapping of somebody's own, or one that changes while it is read
-        told = _TOO_DEEP if isinstance(error, RecursionError) else _UNREADABLE
+        told = _TOO_DEEP.format(depth) if isinstance(error, RecursionError) else _UNREADABLE
     raise ArgumentsRefused(told)
 
 
-def _object(given: Mapping[object, object], depth: int, left: list[int]) -> dict[str, object]:
-    """A copy within the limits. `left` holds the bytes that may still come; it also ends cycles and shared bulk."""
-    if depth > MAX_DEPTH:
-        raise ArgumentsRefused(_TOO_DEEP)
-    _take(len(given), left)
+def _object(given: Mapping[object, object], depth: int, left: _Left) -> dict[str, object]:
+    """A fresh copy within the limits."""
+    if depth > left.depth:
+        raise ArgumentsRefused(_TOO_DEEP.format(left.depth))
+    size = len(given)
+    left.take(size)
     out: dict[str, object] = {}
     for name, value in given.items():
         if not isinstance(name, str):
             raise ArgumentsRefused("The arguments hold a name that is not text: all names must be strings.")
-        _take(len(name) if name.isascii() else _utf8_bytes(name), left)
-        kind = type(value)
-        if kind not in _SCALARS and not (kind is int and -_INT64 <= cast(int, value) < _INT64):
+        size = len(name) if name.isascii() else _utf8_bytes(name)
+        if type(value) is str and value.isascii():
+            size += len(value)
+        elif type(value) is not int or not -_INT64 <= value < _INT64:
             value = _value(value, depth, left)
+        left.take(size)
         out[name] = value
     return out
 
 
-def _take(size: int, left: list[int]) -> None:
-    left[0] -= size
-    if left[0] < 0:
-        raise ArgumentsRefused(_TOO_LONG)
-
-
-def _value(value: object, depth: int, left: list[int]) -> object:
+def _value(value: object, depth: int, left: _Left) -> object:
+    kind = type(value)
+    if kind is dict:
+        return _object(cast(dict[object, object], value), depth + 1, left)
+    if kind is list or kind is tuple:
+        return _list(cast(Sequence[object], value), depth + 1, left)
     if isinstance(value, str):
-        _take(len(value) if value.isascii() else _utf8_bytes(value), left)
+        left.take(len(value) if value.isascii() else _utf8_bytes(value))
     elif isinstance(value, float):
         if not isfinite(value):
             raise ArgumentsRefused(_NO_NUMBER)
     elif isinstance(value, int):
-        if value.bit_length() > _BITS:
+        left.bools = left.bools or kind is bool
+        if not -_HUGE < value < _HUGE:
             raise ArgumentsRefused(_BIG_NUMBER)
-    elif isinstance(value, dict):
-        return _object(value, depth + 1, left)
-    elif type(value) is list or type(value) is tuple:
-        if depth >= MAX_DEPTH:
-            raise ArgumentsRefused(_TOO_DEEP)
-        _take(len(value), left)
-        items = (_value(item, depth + 1, left) for item in value)
-        return list(items) if type(value) is list else tuple(items)
-    elif isinstance(value, bytes | bytearray):
-        _take(len(value), left)
     elif isinstance(value, Mapping):
         return _object(value, depth + 1, left)
+    elif value is not None:  # a Python object of a native call is passed on as it is
+        left.bools = True
+        left.take(len(value) if isinstance(value, bytes | bytearray) else 0)
     return value
+
+
+def _list(given: Sequence[object], depth: int, left: _Left) -> object:
+    if depth > left.depth:
+        raise ArgumentsRefused(_TOO_DEEP.format(left.depth))
+    left.take(len(given))
+    items = [_value(item, depth, left) for item in given]
+    return items if type(given) is list else tuple(items)
 
 
 # --- telling the model ----------------------------------------------------------------------------------
@@ -427,7 +449,8 @@ def _sequence(value: object) -> Sequence[object]:
 def _pointed(root: object, reference: str) -> object:
     """What a reference of the form #/a/b points to; None when there is nothing."""
     node = root
-    for step in _steps(reference):
+    for step in unquote(reference).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(step)
         elif isinstance(node, list) and step.isdecimal() and int(step[:9]) < len(node):
@@ -435,10 +458,6 @@ def _pointed(root: object, reference: str) -> object:
         else:
             return None
     return node
-
-
-def _steps(reference: str) -> list[str]:
-    return [step.replace("~1", "/").replace("~0", "~") for step in unquote(reference).split("/")[1:]]
 
 
 def _followed(root: object, node: object, pointer: str) -> tuple[str, Mapping[str, object]]:
@@ -471,7 +490,8 @@ def _expected(root: object, node: object, inside: int = 2) -> str:
         return _shown(node["const"])
     if "enum" in node:
         options = [_shown(option) for option in _sequence(node["enum"])]
-        return "one of " + ", ".join(options[:12]) + (f" and {len(options) - 12} more" if len(options) > 12 else "")
+        more = f" and {len(options) - 12} more" if len(options) > 12 else ""
+        return ("one of " if len(options) > 1 else "") + ", ".join(options[:12]) + more
     if inside and _branches(node):
         return " or ".join(dict.fromkeys(filter(None, (_expected(root, sub, inside - 1) for sub in _branches(node)))))
     types = node.get("type")
@@ -482,8 +502,10 @@ def _expected(root: object, node: object, inside: int = 2) -> str:
         items = _expected(root, node.get("items"), inside - 1)
         words = [f"a list, each entry {items}" if items else "a list"]
     parts = [" or ".join(filter(None, words))]
-    bounds = [(phrase, node[keyword]) for keyword, phrase in _BOUNDS if keyword in node]
-    parts += [phrase.format(_shown(bound)) for phrase, bound in bounds if bound is not False]
+    for keyword, phrase in _BOUNDS:
+        bound = node.get(keyword, False)
+        if bound is not False:
+            parts.append(phrase.format(bound[:_NAME] if isinstance(bound, str) else _shown(bound)))
     parts += ["within the other rules of its schema"] if any(keyword in node for keyword in _RULES) else []
     return ", ".join(filter(None, parts))
 
@@ -592,8 +614,15 @@ def checker_from_function(function: Callable[..., object], *, context_parameter:
     Raises:
         PolicyError: a parameter cannot be given by name, or its type cannot be read from JSON.
     """
+    try:
+        annotated = list(_annotated(function))
+    except (TypeError, ValueError) as error:
+        raise PolicyError(
+            f"tool function {_called(function)}: its signature cannot be read; wrap it in a function of your own, "
+            "or register the tool with schema=..."
+        ) from error
     parameters = []
-    for parameter, resolved in _annotated(function):
+    for parameter, resolved in annotated:
         if parameter.name == context_parameter and parameter.kind is not parameter.POSITIONAL_ONLY:
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -620,9 +649,13 @@ def context_parameter_of(function: Callable[..., object], context_type: type) ->
     Raises:
         PolicyError: more than one parameter is.
     """
+    try:
+        annotated = list(_annotated(function))
+    except (TypeError, ValueError):  # a built-in without a signature takes no context
+        return None
     found = [
         parameter.name
-        for parameter, annotation in _annotated(function)
+        for parameter, annotation in annotated
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and _is_context(annotation, context_type)
     ]
@@ -657,7 +690,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _called(function: object) -> str:
-    return repr(getattr(_plain(function), "__qualname__", type(function).__qualname__))
+    named = function if hasattr(function, "__qualname__") else _plain(function)
+    return repr(getattr(named, "__qualname__", type(function).__qualname__))
 
 
 def _wrong(function: object, parameter: inspect.Parameter, what: str, fix: str) -> PolicyError:
@@ -683,13 +717,7 @@ def _plain(function: object) -> object:
 
 def _annotated(function: Callable[..., object]) -> Iterator[tuple[inspect.Parameter, object]]:
     """The parameters that the model could give, each with its annotation, names resolved where they can be."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise PolicyError(
-            f"tool function {_called(function)}: its signature cannot be read; wrap it in a function of your own, "
-            "or register the tool with schema=..."
-        ) from error
+    signature = inspect.signature(function)
     bound: set[str] = set()
     layer: object = function
     while isinstance(layer, functools.partial):
@@ -814,7 +842,18 @@ class _Validator(Protocol):
 class _SignatureChecker:
     """Pydantic against a signature."""
 
-    __slots__ = ("_careful", "_empty", "_function", "_guards", "_plain", "_root", "_schema", "names", "required")
+    __slots__ = (
+        "_careful",
+        "_depth",
+        "_empty",
+        "_function",
+        "_guards",
+        "_plain",
+        "_root",
+        "_schema",
+        "names",
+        "required",
+    )
 
     def __init__(self, function: Callable[..., object], parameters: Sequence[inspect.Parameter]) -> None:
         adapter = _adapter(parameters)
@@ -826,6 +865,7 @@ class _SignatureChecker:
         self.names = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
         self.required = frozenset(map(str, _sequence(self._root.get("required"))))
         self._empty = _nothing_given(self._root, self.required)
+        self._depth = _depth_limit(self._root)
         self._guards = [p.replace(annotation=_guarded(p.annotation)) for p in parameters]
         same = all(new.annotation is old.annotation for new, old in zip(self._guards, parameters, strict=True))
         self._careful = self._plain if same else None
@@ -844,9 +884,9 @@ class _SignatureChecker:
 
     def check(self, raw: Arguments | str) -> dict[str, object]:
         """Load and validate; see `Checker.check`."""
-        values = _load(raw, self._empty)
-        # Text without the words true and false holds no bool, so the usual call is spared the look at every number.
-        validator = self._plain if type(raw) is str and "true" not in raw and "false" not in raw else self._guard()
+        values, bools = _load(raw, self._empty, self._depth)
+        # Where there is no bool at all, the usual call is spared the look at every number.
+        validator = self._guard() if bools else self._plain
         try:
             return cast(dict[str, object], validator.validate_python(values))
         except Exception as error:  # a validator of the handler's author may raise anything
@@ -997,59 +1037,88 @@ def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _nodes(value: object) -> Iterator[Mapping[str, object]]:
-    if isinstance(value, dict):
-        yield value
-    for part in value.values() if isinstance(value, dict) else _sequence(value):
-        yield from _nodes(part)
+def _positions(node: object, pointer: str = "#") -> Iterator[tuple[str, Mapping[str, object]]]:
+    """Every subschema with its pointer."""
+    if isinstance(node, dict):
+        yield pointer, node
+        for below, sub in _subschemas(node, (*_HERE, *_INSIDE, *_STORED)):
+            yield from _positions(sub, pointer + below)
 
 
-def _survey(root: Mapping[str, object]) -> int:
-    """How many subschemas may be tried on one value; on the way, references out of the schema are refused.
-
-    What applies to the same value adds up; of what applies to parts of it, only the most costly counts, since the parts
-    are values of their own. A schema that comes back to itself costs nothing more: the validator remembers its answers.
-    """
+def _anchors(root: Mapping[str, object]) -> dict[str, object]:
+    """The named places of a schema, after a look at all its references: none may lead out of it."""
+    base = "id" if "draft-04" in str(root.get("$schema")) else "$id"
+    positions = list(_positions(root))
     anchors: dict[str, object] = {}
-    references = False
-    for node in _nodes(root):
-        references = references or any(keyword in node for keyword in _REFERENCES)
-        for keyword in ("$anchor", "$dynamicAnchor", "$id"):
+    for _, node in positions:
+        for keyword in ("$anchor", "$dynamicAnchor", base):
             name = node.get(keyword)
             if isinstance(name, str):
                 anchors["#" + name.removeprefix("#")] = node
-    base = "id" if "draft-04" in str(root.get("$schema")) else "$id"
-    costs: dict[int, int] = {}
-
-    def cost(node: object, pointer: str) -> int:
-        if not isinstance(node, dict):
-            return 1
-        if id(node) in costs:
-            return costs[id(node)]
-        costs[id(node)] = 0
-        if references and node is not root and not str(node.get(base, "#")).startswith("#"):
+    references = [
+        (pointer, reference)
+        for pointer, node in positions
+        for reference in map(node.get, _REFERENCES)
+        if isinstance(reference, str)
+    ]
+    for pointer, reference in references:
+        if not reference.startswith("#") or _target(root, anchors, reference) is None:
             raise PolicyError(
-                f"schema: {pointer} has an {base} of its own; remove it, and write references as #/$defs/NAME"
+                f"schema: {pointer} refers to {_quoted(reference)}, which is not in this schema and is never fetched; "
+                "put it under $defs and write #/$defs/NAME"
             )
-        total = 1
-        for keyword in _REFERENCES:
-            reference = node.get(keyword)
-            if isinstance(reference, str):
-                target = _pointed(root, reference) if reference[1:2] in ("", "/") else anchors.get(reference)
-                if not reference.startswith("#") or target is None:
-                    raise PolicyError(
-                        f"schema: {pointer} refers to {_quoted(reference)}, which is not in this schema and is never "
-                        "fetched; put it under $defs and write #/$defs/NAME"
-                    )
-                total += cost(target, f"{pointer}/{keyword}")
-        total += sum(cost(sub, pointer + below) for below, sub in _subschemas(node, _HERE))
-        total += max((cost(sub, pointer + below) for below, sub in _subschemas(node, _INSIDE)), default=0)
-        for below, sub in _subschemas(node, _STORED):
-            cost(sub, pointer + below)
-        costs[id(node)] = total
-        return total
+    for pointer, node in positions[1:] if references else ():
+        if not str(node.get(base, "#")).startswith("#"):
+            raise PolicyError(f"schema: {pointer} has an {base}; remove it, and write references as #/$defs/NAME")
+    return anchors
 
-    return cost(root, "#")
+
+def _target(root: object, anchors: Mapping[str, object], reference: str) -> object:
+    return _pointed(root, reference) if reference[1:2] in ("", "/") else anchors.get(reference)
+
+
+def _steps(root: object, anchors: Mapping[str, object], depth: int | None) -> int:
+    """How many subschemas a validator may try on one value, and on the worst path of parts below it, at most.
+
+    All that applies to one value adds up, and multiplies from level to level: three alternatives that each look into
+    `left` look 3^n times at a value n levels below. Recursion goes on for `depth` levels; None: for a validator that
+    remembers its answers, and so pays for each recursive place once.
+    """
+    known: dict[tuple[int, int | None], int] = {}
+
+    def steps(node: object, depth: int | None) -> int:
+        key = (id(node), depth)
+        if key in known or depth == 0:
+            return known.get(key, 1)
+        known[key] = 0
+        here, waiting = 0, [node]
+        parts: dict[str, list[object]] = {}
+        chosen: list[object] = []  # a discriminator says which one of these is tried
+        while waiting and here <= MAX_SCHEMA_STEPS:
+            one = _mapping(waiting.pop())
+            here += 1
+            for reference in map(one.get, _REFERENCES):
+                if isinstance(reference, str):
+                    waiting.append(_target(root, anchors, reference))
+            aside = chosen if depth is not None and "discriminator" in one else waiting
+            aside.extend(sub for _, sub in _subschemas(one, _HERE))
+            for below, sub in _subschemas(one, _INSIDE):
+                parts.setdefault(below, []).append(sub)
+        if here <= MAX_SCHEMA_STEPS:
+            below_that = None if depth is None else depth - 1
+            here += max((steps(sub, depth) for sub in chosen), default=0)
+            here += max((sum(steps(sub, below_that) for sub in subs) for subs in parts.values()), default=0)
+        known[key] = min(here, MAX_SCHEMA_STEPS + 1)
+        return known[key]
+
+    return steps(root, depth)
+
+
+def _depth_limit(root: Mapping[str, object]) -> int:
+    """The levels that pydantic checks quickly: fewer than MAX_DEPTH only where recursion makes more of them costly."""
+    if _steps(root, {}, MAX_DEPTH) <= MAX_SCHEMA_STEPS or _steps(root, {}, None) > MAX_SCHEMA_STEPS:
+        return MAX_DEPTH
+    return next(depth for depth in range(1, MAX_DEPTH) if _steps(root, {}, depth + 1) > MAX_SCHEMA_STEPS)
 
 
 class _Options(TypedDict):
@@ -1076,7 +1145,7 @@ def _compiled(schema: dict[str, object]) -> Validator:
     if found is not None:
         return found
     try:
-        steps = _survey(schema)
+        steps = _steps(schema, _anchors(schema), None)
     except RecursionError:
         raise PolicyError("schema: its references form too long a chain; write the subschemas in place") from None
     if steps > MAX_SCHEMA_STEPS:
@@ -1105,7 +1174,7 @@ def _plain_json(schema: object) -> dict[str, object]:
         raise PolicyError(f"schema: it must be a mapping, the JSON schema of an object, not {type(schema).__name__}")
     limits = f"at most {MAX_SCHEMA_BYTES:,} bytes of JSON and {MAX_DEPTH} levels"
     try:
-        text = json.dumps(_from_mapping(schema))
+        text = json.dumps(_from_mapping(schema, MAX_DEPTH)[0])
     except (ArgumentsRefused, TypeError, ValueError) as error:
         raise PolicyError(f"schema: it must be plain JSON data, {limits}") from error
     if len(text) > MAX_SCHEMA_BYTES:
@@ -1146,7 +1215,7 @@ class _SchemaChecker:
 
     def check(self, raw: Arguments | str) -> dict[str, object]:
         """Load and validate; see `Checker.check`."""
-        values = _load(raw, self._empty)
+        values = _load(raw, self._empty, MAX_DEPTH)[0]
         told = ""
         try:
             if not self._validator.is_valid(values):
@@ -1287,8 +1356,8 @@ def _docstring(function: object) -> str:
         function = function.func
     plain = function if isinstance(function, type) else _plain(function)
     # An object that is called: what its call says, else what its class says.
-    text = inspect.getdoc(plain) or ("" if inspect.isroutine(function) else inspect.getdoc(type(function)))
-    return (text or "").strip()
+    text = plain.__doc__ or ("" if inspect.isroutine(function) else type(function).__doc__)
+    return inspect.cleandoc(text or "")
 
 
 def _parsed(text: str) -> list[DocstringSection]:

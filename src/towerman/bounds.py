@@ -53,8 +53,9 @@ MAX_DEPTH: Final = 100
 """Containers inside containers that are read; what is deeper is replaced by the string "[too deep]"."""
 
 MAX_WORK: Final = 1 << 28
-"""Work spent on reading one value before the rest of it is left out. A byte of plain data is one unit, an item of a
-list 16 more; a value that must be converted, or that an iterator makes, is 256 (so about a million of them)."""
+"""Work spent on reading one value before the rest of it is left out: a byte of a long string is one unit, of small
+plain data four, an item of a list 16 more; a value that must be converted, or that an iterator makes, is 256 (so about
+64 MB of plain data, or a million of the others)."""
 
 MAX_PARSED: Final = 1 << 23
 """Bytes of text up to which a cut tries first whether the text is a JSON document."""
@@ -70,11 +71,16 @@ _LISTED: Final = 16  # work for an item of a list, beside its bytes
 _SIMPLE: Final = 8192  # bytes of plain data that are measured in one go
 _CHUNK: Final = 64  # items that are measured in one go
 _PART: Final = 32  # bytes that each value of an object must get, or else whole entries are dropped
+_MISSES: Final = 100  # entries that are looked at, in vain, after the first one that did not fit
+_NOT_PLAIN: Final = -1
+_TOO_LARGE: Final = -2
 _ATOMS: Final = frozenset({int, float, bool, type(None)})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
+_TEXTUAL: Final = frozenset({datetime, date, time, timedelta, Decimal, UUID})  # plain data too: each one short text
+_LARGEST: Final = 10**15 - 1  # the largest size that is told: with more digits, the note would not fit in MIN_BYTES
 _MISSING: Final = object()
-_COUNTED: Final = re.compile(r"(\d+) of (\d+) (items|keys|bytes)")
-_MARKER: Final = re.compile(r"\[\.\.\. \d+ of (\d+) bytes cut \.\.\.\]")
+_COUNTED: Final = re.compile(r"(\d{1,15}) of (\d{1,15}) (items|keys|bytes)")
+_MARKER: Final = re.compile(r"\[\.\.\. \d{1,15} of (\d{1,15}) bytes cut \.\.\.\]")
 _type_name: Final = type.__dict__["__name__"].__get__  # a metaclass cannot talk its way around this one
 
 
@@ -143,20 +149,16 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
                     return _encoded(text, len(text), False)
             elif kind is dict or kind is list:
                 if _least(value, max_bytes, 0) >= 0:
-                    try:
-                        text = _dumps(value)
-                        size = _bytes(text)
-                    except ValueError:  # not a number, a lone surrogate: told apart on the long way
-                        pass
-                    else:
-                        if size <= max_bytes:
-                            return _encoded(text, size, False)
+                    text = _dumps(value)
+                    size = _bytes(text)
+                    if size <= max_bytes:
+                        return _encoded(text, size, False)
             elif kind is int:
                 text = str(value)
                 if len(text) <= max_bytes:
                     return _encoded(text, len(text), False)
-    except (ValueError, RuntimeError):  # too many digits; a dict that changed while it was looked at
-        pass
+    except (ValueError, TypeError, RuntimeError):  # no number, many digits, a lone surrogate, changed meanwhile
+        pass  # what it is will be found on the long way
     failure: EncodingError
     try:
         limit = max(max_bytes, MIN_BYTES)
@@ -176,10 +178,13 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
 
 
 def recut(value: object, text: str, max_bytes: int, encoder: Encoder | None = None) -> str:
-    """The same result again under a smaller limit; reads the text, not the value, which may have changed or be used up.
+    """The same result again under a smaller limit.
+
+    Cuts the text, since the value may have changed, or be used up; only text is cut anew from the value, so that it
+    comes out as if the smaller limit had been the first. Where the text was cut before, its note is carried on.
 
     Args:
-        value: what the handler returned.
+        value: what the handler returned; None for a text that was not made from a value.
         text: what `encode` made of it under a limit at least as large.
         max_bytes: the limit in UTF-8 bytes; less than MIN_BYTES counts as MIN_BYTES.
         encoder: the tool's own `encode=`; it is not called again.
@@ -188,12 +193,14 @@ def recut(value: object, text: str, max_bytes: int, encoder: Encoder | None = No
     size = _bytes(text)
     if size <= limit:
         return text
+    markers = _marked(text)
     if encoder is None and type(value) in (str, bytes) and (content := _text_of(value, type(value))) is not None:
-        return _encode_text(content, limit).text
+        content = _clean(content)
+        if text == content or _bytes(content) in markers:
+            return _encode_text(content, limit).text
     loaded = _load(text)
     if loaded is _MISSING:
-        marker = _MARKER.search(text)
-        return _cut_text(text, max(size, int(marker[1])) if marker else size, limit)
+        return _cut_text(text, max([size, *markers]), limit)
     result, original, at_least, known, more = _unwrap(loaded, size)
     tree, tree_size = _Reader(limit).read(result, 0)
     return _cut_tree(tree, tree_size, limit, original, at_least, known, more)
@@ -223,7 +230,17 @@ def fit_batch(lengths: Sequence[int], max_total: int) -> int | None:
 
 # ---------------------------------------------------------------------------------------------- small tools
 
-_encoder: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+
+def _textual(value: object) -> str:
+    text = _scalar_of(value, type(value))
+    if text is None:  # an object that slipped in after the value was looked at
+        raise TypeError("not plain data")
+    return text
+
+
+_encoder: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"), default=_textual
+)
 _quote: Final = _encoder.encode
 
 
@@ -233,7 +250,7 @@ def _fast_dumps() -> Callable[[object], str]:
     quote = getattr(json.encoder, "encode_basestring", None)
     if make is None or quote is None:
         return _quote
-    chunks = make(None, _encoder.default, quote, None, ":", ",", False, False, False)
+    chunks = make(None, _textual, quote, None, ":", ",", False, False, False)
     join = "".join
     return lambda value: join(chunks(value, 0))
 
@@ -257,18 +274,22 @@ def _quoted_bytes(text: str) -> int:
 
 def _clean(text: str) -> str:
     """Valid UTF-8: surrogate pairs become the character that they stand for, lone ones U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    try:
+        _bytes(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _least(value: object, left: int, depth: int) -> int:
-    """What remains of `left` bytes after the least that this plain JSON data can take; -1 if nothing, or not plain."""
+    """What remains of `left` bytes after the least that this plain data can take; else _NOT_PLAIN or _TOO_LARGE."""
     left -= 2
     if depth >= MAX_DEPTH:
-        return -1
+        return _NOT_PLAIN
     if type(value) is dict:
         for key, item in value.items():
             if type(key) is not str:
-                return -1
+                return _NOT_PLAIN
             kind = type(item)
             if kind is str:
                 left -= len(key) + len(item) + 5
@@ -276,10 +297,12 @@ def _least(value: object, left: int, depth: int) -> int:
                 left -= len(key) + 4
             elif kind in _CONTAINERS:
                 left = _least(item, left - len(key) - 3, depth + 1)
+            elif kind in _TEXTUAL:
+                left -= len(key) + 6
             else:
-                return -1
+                return _NOT_PLAIN
             if left < 0:
-                return -1
+                return left if left == _NOT_PLAIN else _TOO_LARGE
         return left
     for item in cast("list[object]", value):
         kind = type(item)
@@ -289,10 +312,12 @@ def _least(value: object, left: int, depth: int) -> int:
             left -= 1
         elif kind in _CONTAINERS:
             left = _least(item, left, depth + 1)
+        elif kind in _TEXTUAL:
+            left -= 3
         else:
-            return -1
+            return _NOT_PLAIN
         if left < 0:
-            return -1
+            return left if left == _NOT_PLAIN else _TOO_LARGE
     return left
 
 
@@ -307,12 +332,9 @@ def _run_encoder(encoder: Encoder, value: object) -> object:
 
 def _encode_text(text: str, limit: int) -> Encoded:
     if not text or text.isspace():
-        return Encoded(EMPTY, _bytes(text), False)
-    try:
-        size = _bytes(text)
-    except UnicodeEncodeError:
-        text = _clean(text)
-        size = _bytes(text)
+        return Encoded(EMPTY, _bytes(text), False)  # no kind of blank is a surrogate
+    text = _clean(text)
+    size = _bytes(text)
     if size <= limit:
         return Encoded(text, size, False)
     loaded = _load(text) if size <= MAX_PARSED and text.lstrip()[:1] in "{[" else _MISSING
@@ -326,7 +348,9 @@ def _encode_value(value: object, limit: int, original: int | None = None) -> Enc
     tree, size = reader.read(value, 0)
     whole = size <= limit and not reader.lossy
     original = size if original is None else original
-    text = _dumps(_plain(tree)) if whole else _cut_tree(tree, size, limit, original, reader.endless, {})
+    endless = reader.endless or original > _LARGEST
+    original = min(original, _LARGEST)
+    text = _dumps(_plain(tree)) if whole else _cut_tree(tree, size, limit, original, endless, None)
     if _bytes(text) > limit:
         raise EncodingError("the result changed while it was read")
     return Encoded(text, original, not whole)
@@ -394,14 +418,16 @@ class _Refused(Exception):
 class _Reader:
     """Reads one value into a tree. Keeps of a list no more than `limit` bytes, and counts the rest."""
 
-    __slots__ = ("endless", "limit", "lossy", "open", "work")
+    __slots__ = ("cycles", "endless", "limit", "lossy", "open", "seen", "work")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.work = MAX_WORK
         self.lossy = False
         self.endless = False
+        self.cycles = 0
         self.open: set[int] = set()
+        self.seen: dict[tuple[int, int], tuple[object, Tree, int]] = {}
 
     def read(self, value: object, depth: int) -> tuple[Tree, int]:
         kind = type(value)
@@ -409,32 +435,43 @@ class _Reader:
             return self._string(cast(str, value))
         if kind in _ATOMS:
             return self._atom(value)
-        if kind in _CONTAINERS and (size := self._measured(value, depth)) >= 0:
-            return value, size
-        self.work -= _CONVERTED
-        mark = id(value)
-        if mark in self.open:
+        here = (id(value), depth)
+        if kind in _CONTAINERS:
+            if here in self.seen:  # a large part that the value holds many times
+                self.work -= _LISTED
+                return self.seen[here][1:]
+            if (size := self._measured(value, depth)) >= 0:
+                return value, size
+        if id(value) in self.open:
+            self.cycles += 1
             return self._lost(_CYCLE)
-        self.open.add(mark)
+        self.work -= _CONVERTED
+        cycles = self.cycles
+        self.open.add(id(value))
         try:
-            return self._convert(value, kind, depth)
+            tree, size = self._convert(value, kind, depth)
         except (_Refused, RecursionError):
             raise
         except Exception as error:
             what = f"is {_named(kind)} that failed with {_type_name(type(error))} while it was read"
             raise _Refused(what, error) from None
         finally:
-            self.open.discard(mark)
+            self.open.discard(id(value))
+        if size > _SIMPLE and kind in _CONTAINERS and self.cycles == cycles:  # what a cycle is depends on the way here
+            self.seen[here] = value, tree, size  # the value itself, so that its id is not used again
+        return tree, size
 
     def _measured(self, value: object, depth: int) -> int:
-        """Bytes of small plain data, or -1 if it is not that."""
+        """Bytes of small plain data, or a negative number if it is not that."""
         try:
-            if _least(value, _SIMPLE, depth) < 0:
-                return -1
+            if (least := _least(value, _SIMPLE, depth)) < 0:
+                if least == _TOO_LARGE:
+                    self.work -= _SIMPLE // 4
+                return least
             size = _bytes(_dumps(value))
-        except (ValueError, RuntimeError):  # not a number, a lone surrogate, too many digits, changed meanwhile
-            return -1
-        self.work -= size
+        except (ValueError, TypeError, RuntimeError):  # not a number, a lone surrogate, many digits, changed meanwhile
+            return _NOT_PLAIN
+        self.work -= 4 * size
         return size
 
     def _string(self, text: str) -> tuple[str, int]:
@@ -705,14 +742,15 @@ class _Cutter:
     """Fits a tree into less room than it takes, and notes at each place what is missing.
 
     Args:
-        known: what an earlier cut of the same value noted, by place; the root is "".
+        known: what an earlier cut of the same value noted, by place, the root being ""; None at the first cut.
         more: how many places it did not name.
     """
 
-    __slots__ = ("known", "more", "notes")
+    __slots__ = ("again", "known", "more", "notes")
 
-    def __init__(self, known: Mapping[str, str], more: int) -> None:
-        self.known = known
+    def __init__(self, known: Mapping[str, str] | None, more: int) -> None:
+        self.known = known or {}
+        self.again = known is not None
         self.more = more
         self.notes: dict[str, str] = {}
 
@@ -805,6 +843,8 @@ class _Cutter:
 
     def _string(self, text: str, room: int, path: str) -> tuple[object, int] | None:
         total = self._whole(path, "bytes", _bytes(text))
+        if self.again:
+            total = max([total, *_marked(text)])
         short = _shorten(text, total, room - 2, _quoted_bytes)
         if short is None:
             return None
@@ -862,6 +902,11 @@ def _marker(cut: int, total: int) -> str:
     return f"[... {cut} of {total} bytes cut ...]"
 
 
+def _marked(text: str) -> list[int]:
+    """The whole sizes that the markers in a text tell."""
+    return [int(total) for total in _MARKER.findall(text)]
+
+
 def _shorten(text: str, total: int, room: int, cost: Callable[[str], int]) -> tuple[str, int] | None:
     """Head, marker and tail of a text that costs more than `room`, and the bytes that were kept of it."""
     room -= len(_marker(total, total))
@@ -894,12 +939,12 @@ def _cut_text(text: str, total: int, limit: int) -> str:
 
 
 def _cut_tree(
-    tree: Tree, size: int, limit: int, original: int, at_least: bool, known: Mapping[str, str], more: int = 0
+    tree: Tree, size: int, limit: int, original: int, at_least: bool, known: Mapping[str, str] | None, more: int = 0
 ) -> str:
     opening = f'{{"truncated":{{"original_bytes":{original}' + (',"at_least":true' if at_least else "")
     room = limit - len(opening) - len('},"result":}')
     cutter = _Cutter(known, more)
-    notes_room = min(limit // 4, 48 + limit // 64)  # one place at least, where the limit allows it
+    notes_room = min(limit // 4, 72 + limit // 64)  # one place at least, where the limit allows it
     part = cutter.fit(tree, size, room - notes_room, "") or cutter.fit(tree, size, room, "")
     if part is None:
         return opening + "}}"
@@ -939,7 +984,7 @@ def _load(text: str) -> object:
         return _MISSING
 
 
-def _unwrap(loaded: object, size: int) -> tuple[object, int, bool, dict[str, str], int]:
+def _unwrap(loaded: object, size: int) -> tuple[object, int, bool, dict[str, str] | None, int]:
     """The value in a text that was cut before: what is left of it, and what its note says."""
     if type(loaded) is dict and loaded.keys() == {"truncated", "result"} and type(loaded["truncated"]) is dict:
         note = loaded["truncated"]
@@ -947,4 +992,4 @@ def _unwrap(loaded: object, size: int) -> tuple[object, int, bool, dict[str, str
         if type(original) is int and type(more) is int and type(dropped) is dict:
             known = {"" if place == "." else place: str(why) for place, why in dropped.items()}
             return loaded["result"], original, note.get("at_least") is True, known, more
-    return loaded, size, False, {}, 0
+    return loaded, size, False, None, 0

@@ -59,6 +59,11 @@ class VirtualClock:
         return self.advance(instant - self._now)
 
 
+def wall_time() -> float:
+    """Unix time in seconds, for records that people place in a day; nothing is decided by it."""
+    return time.time()
+
+
 def instant_of(deadline: float | datetime, now: float, *, wall: datetime | None = None) -> float:
     """The monotonic instant of a deadline given as seconds from now or as an aware datetime.
 

@@ -1,32 +1,39 @@
 """Who may start now, who waits and for what, who is refused: the state machine of admission.
 
-Theory. Events come in (offer, finish, orphan, cancel, tick), decisions go out: the entries that were granted or rejected in this
-step, exactly one decision for each entry. A grant is recorded in the same step that picks the waiter, so there is no moment in
-which a permit belongs to nobody and none in which it belongs to two. Nothing here waits, and time comes in as a number.
+Theory. Events come in (offer, finish, orphan, cancel, tick), decisions go out: the entries that were granted or rejected
+in this step, exactly one decision for each entry. A grant is recorded in the same step that picks the waiter, so there
+is no moment in which a permit belongs to nobody and none in which it belongs to two. Nothing here waits, and time comes
+in as a number.
 
-Parking. Whoever cannot start is parked in the lot of one state (a pool or a resource node) that is in its way, the first one found,
-in the bay of those who need the same of it: they fit or do not fit together. A change looks only at the lots of the states
-that changed. The head of a bay that could be served is tried: it is granted, or it moves to the lot of what blocks it
-now. So every waiter stands where the next change that concerns it is noticed.
+Parking. Whoever cannot start is parked for the first thing that is in its way (lots). A change looks only at the lots of
+the states that changed. The head of a bay that could be served is tried: it is granted, or it moves to the lot of what
+blocks it now. So every waiter stands where the next change that concerns it is noticed.
 
-A run is a flow. Its ready calls are offered in the order in which it wants them started. While one of them is parked in a bay, those
-behind it that would come to the same bay stay in the flow's backlog: unclocked, counted against no queue bound. Where the run
-itself holds some of that state, one entry is parked and its clock stands still, since it waits for its own siblings;
-where only others hold it, as many are parked and clocked as the run may have running. The successor of one that
-waited in vain inherits its clock.
+A run is a flow. Its ready calls are offered in the order in which it wants them started. While one of them is parked in
+a bay, those behind it that would come to the same bay stay in the line's backlog: unclocked, counted against no queue
+bound. Where the run itself holds some of that state, one entry is parked and its clock stands, since it waits for its
+own siblings; where only others hold it, as many are parked and clocked as the run may have running. The successor of
+one that waited in vain inherits its clock.
 
-Rank = class (priority), promoted before unpromoted, order of promotion, start tag (fair share between flows: an entry starts one weight
-after the flow's last one, never before what is being served), order of coming. What fits may pass what does not. A waiter that
-calls of other flows have passed 16 times is promoted: it goes before every unpromoted waiter of its class and claims what it needs,
-that is hides free capacity from lower ranks, unless an orphan stands in its way (that could last for ever). Claims compare by order
-of promotion alone: one order over the whole tower, or two claimants could wait for each other. Each 16 further passes raise a
-promoted waiter's class by one, so that lower classes get on.
+Rank = class (priority), promoted before unpromoted, order of promotion, start tag, order of coming. The start tag is
+fair share between flows (start-time fair queueing): an entry starts one weight after the flow's last one that was not
+refused, and never before what is being served. What is being served is the latest tag that was granted, and gains at
+each grant that others wait behind by at least its weight over the number of flows that wait: were it the tags alone, a
+stream of new runs, who all start at the same tag, would hold it where it is and keep an old run's second call waiting.
 
-House rules. Every event ends in `_settle`, the one tail. Late events for a decided entry are ignored and counted. `validate()` says what
-must hold between events.
+Passing. What fits may pass what does not. A waiter is passed when a call of another flow gets some of what it is parked
+for, although that call ranks behind it or is of a higher class; and when it is tried in vain and moves on. The first of
+a bay is counted, and those behind it are taken to be passed with it. One that was passed 16 times is promoted: it goes
+before every unpromoted waiter of its class and claims what it needs, that is hides free capacity from lower ranks,
+unless orphans alone would keep it waiting (that could last for ever). Claims compare by order of promotion alone: one
+order over the whole tower, or two claimants could wait for each other. Each 16 further passes raise a promoted waiter's
+class by one, so that lower classes get on.
 
-Not here: the arithmetic of what is held (ledger), order inside a batch (plan), running anything (runner). No arguments, no tasks,
-no clock.
+House rules. Every event ends in `_settle`, the one tail. Late events for a decided entry are ignored and counted.
+`validate()` says what must hold between events.
+
+Not here: the arithmetic of what is held (ledger), order inside a batch (plan), running anything (runner). No arguments,
+no tasks, no clock.
 """
 
 from __future__ import annotations
@@ -34,187 +41,35 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
-from typing import Final, Generic, Literal, TypeVar
+from heapq import heappush
+from typing import Final, Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, Rejection
 from towerman.errors import Code
 from towerman.ledger import Ledger, Node, Pool, State, Wants
+from towerman.lots import (
+    DONE,
+    GRANTED,
+    NEVER,
+    PARKED,
+    REJECTED,
+    Bay,
+    Deadlines,
+    Entry,
+    Flow,
+    Line,
+    Lot,
+    Need,
+    Offer,
+    Rank,
+)
+
+__all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer"]
 
 OwnerT = TypeVar("OwnerT")
 
-NEW: Final = 0
-PARKED: Final = 1
-GRANTED: Final = 2
-REJECTED: Final = 3
-DONE: Final = 4
-Status = Literal[0, 1, 2, 3, 4]
-
 PASSES: Final = 16
-"""Times that calls of other flows may pass a waiter before it is promoted."""
-
-NEVER: Final = float("inf")
-
-Need = tuple[int, bool]
-"""What of a state is needed: (permits, may use the reserve) of a pool, (mode, False) of a node."""
-
-Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
-"""(class with its sign turned, order of promotion or infinity, start tag, number, entry); the least goes first."""
-
-Offer = tuple[Wants["Lot[OwnerT]"], OwnerT, float]
-"""A ready call that is no entry yet: what it wants, its owner, the instant it was offered."""
-
-
-class Entry(Generic[OwnerT]):
-    """One ready call in the gate, from the moment it is handed in to its release; its identity for life.
-
-    Attributes:
-        wants: what it needs, all at once.
-        owner: whatever the shell knows it by; never looked at here.
-        flow: the run it belongs to.
-        status: NEW, PARKED, GRANTED, REJECTED or DONE.
-        since: the instant it was handed in.
-        orphan: its result was sealed while its work goes on.
-        rejection: why not, once it is rejected.
-        blocked_by: what it was parked for, first to last, as people are shown it.
-    """
-
-    __slots__ = (
-        "bay",
-        "blocked_by",
-        "clock",
-        "deadline",
-        "flow",
-        "orphan",
-        "owner",
-        "passes",
-        "queued",
-        "rank",
-        "rejection",
-        "since",
-        "status",
-        "wants",
-    )
-
-    def __init__(self, wants: Wants[Lot[OwnerT]], owner: OwnerT, flow: Flow[OwnerT], since: float) -> None:
-        self.wants = wants
-        self.owner = owner
-        self.flow = flow
-        self.since = since
-        self.status: Status = NEW
-        self.orphan = False
-        self.blocked_by: tuple[str, ...] = ()
-        self.rank: Rank[OwnerT] | None = None
-
-    # Set while it is parked.
-    bay: Bay[OwnerT]
-    clock: float
-    deadline: float
-    passes: int
-    queued: bool
-    # Set once it is rejected.
-    rejection: Rejection
-
-    @property
-    def promoted(self) -> bool:
-        """It has waited its share and goes before the unpromoted of its class."""
-        return self.rank is not None and self.rank[1] != NEVER
-
-    def __repr__(self) -> str:
-        word = ("new", "parked", "granted", "rejected", "done")[self.status]
-        return f"Entry({self.wants.tool!r} of run {self.wants.run}, {word})"
-
-
-class Flow(Generic[OwnerT]):
-    """The calls of one run, as the gate sees them.
-
-    Attributes:
-        number: the run's number.
-        window: how many of its calls may run at once.
-        limit: the instant after which none of its calls may start.
-        running: granted entries whose results are not sealed.
-        parked: how many of its entries stand in each bay.
-        backlog: ready calls that wait behind a parked one, by the bay they would come to.
-        freed: when the flow last let go of a state while an entry of it was parked there.
-    """
-
-    __slots__ = ("backlog", "freed", "limit", "number", "parked", "parked_total", "running", "tag", "window")
-
-    def __init__(self, number: int, window: int, limit: float) -> None:
-        self.number = number
-        self.window = window
-        self.limit = limit
-        self.tag = 0.0
-        self.running: dict[Entry[OwnerT], None] = {}
-        self.parked: dict[Bay[OwnerT], int] = {}
-        self.parked_total = 0
-        self.backlog: dict[Bay[OwnerT], deque[Offer[OwnerT]]] = {}
-        self.freed: dict[State[Lot[OwnerT]], float] = {}
-
-    def holds(self, state: State[Lot[OwnerT]]) -> bool:
-        """Does a running call of this flow hold some of it?"""
-        if isinstance(state, Node):
-            key = state.key
-            return any(key == held for entry in self.running for held, _ in entry.wants.holds)
-        return any(state in entry.wants.pool_states for entry in self.running)
-
-    @property
-    def behind(self) -> int:
-        """Calls in the backlog."""
-        return sum(map(len, self.backlog.values()))
-
-    def __repr__(self) -> str:
-        return f"Flow({self.number}, running={len(self.running)}, parked={self.parked_total}, behind={self.behind})"
-
-
-class Bay(Generic[OwnerT]):
-    """Those parked for one state who need the same of it: a heap of ranks, some of them stale."""
-
-    __slots__ = ("count", "heap", "need", "passes", "state")
-
-    def __init__(self, state: State[Lot[OwnerT]], need: Need) -> None:
-        self.state = state
-        self.need = need
-        self.heap: list[Rank[OwnerT]] = []
-        self.count = 0
-        self.passes = 0
-
-    @property
-    def fits(self) -> bool:
-        """Could the state serve this need now?"""
-        state = self.state
-        if isinstance(state, Pool):
-            return state.fits(self.need[0], self.need[1])
-        assert isinstance(state, Node)
-        return state.fits(self.need[0])
-
-    def head(self) -> Rank[OwnerT] | None:
-        """The best rank of the unpromoted."""
-        heap = self.heap
-        while heap:
-            rank = heap[0]
-            if rank[4].rank is rank:
-                return rank
-            heappop(heap)
-        return None
-
-    def push(self, rank: Rank[OwnerT]) -> None:
-        """Add a rank; drop the stale ones when they are the greater part."""
-        heap = self.heap
-        if len(heap) > 64 and len(heap) > 2 * self.count:
-            heap[:] = sorted(one for one in heap if one[4].rank is one)
-        heappush(heap, rank)
-
-
-class Lot(Generic[OwnerT]):
-    """All who are parked for one state: a bay for each need, and the ranks of the promoted ones apart."""
-
-    __slots__ = ("bays", "count", "promoted")
-
-    def __init__(self) -> None:
-        self.bays: dict[Need, Bay[OwnerT]] = {}
-        self.promoted: list[Rank[OwnerT]] = []
-        self.count = 0
+"""Times that a waiter may be passed before it is promoted."""
 
 
 class Gate(Generic[OwnerT]):
@@ -222,7 +77,7 @@ class Gate(Generic[OwnerT]):
 
     Args:
         ledger: where permits and access are held.
-        passes: times that calls of other flows may pass a waiter before it is promoted.
+        passes: times that a waiter may be passed before it is promoted.
 
     Attributes:
         wake_at: the instant at which `tick` is due; may be earlier than needed, never later.
@@ -230,14 +85,15 @@ class Gate(Generic[OwnerT]):
     """
 
     __slots__ = (
+        "_changed",
         "_claimants",
+        "_closed",
+        "_deadlines",
         "_decided",
-        "_dirty",
+        "_ended",
         "_flows",
-        "_lanes",
         "_late",
         "_number",
-        "_odd",
         "_orphans",
         "_parked",
         "_passes",
@@ -246,6 +102,7 @@ class Gate(Generic[OwnerT]):
         "_queued",
         "_refills",
         "_served",
+        "_waiting",
         "ledger",
         "notes",
         "wake_at",
@@ -257,34 +114,39 @@ class Gate(Generic[OwnerT]):
         self.notes: list[tuple[str, Entry[OwnerT], str]] | None = None
         self._passes = passes
         self._flows: dict[int, Flow[OwnerT]] = {}
+        self._closed: list[Flow[OwnerT]] = []  # those of which something may still run
         self._served = 0.0
         self._number = 0
         self._promotions = 0
         self._parked = 0
+        self._waiting = 0  # flows of which something is parked
         self._peak_parked = 0
         self._late = 0
         self._queued: dict[str, int] = {}
         self._claimants: list[Entry[OwnerT]] = []
         self._orphans: dict[Entry[OwnerT], None] = {}
-        self._lanes: dict[float, deque[Entry[OwnerT]]] = {}
-        self._odd: list[tuple[float, int, Entry[OwnerT]]] = []
+        self._deadlines: Deadlines[OwnerT] = Deadlines()
+        # Filled and emptied within one event.
         self._decided: list[Entry[OwnerT]] = []
-        self._dirty: list[State[Lot[OwnerT]]] = []
-        self._refills: list[tuple[Flow[OwnerT], Bay[OwnerT], float]] = []
+        self._changed: list[State[Lot[OwnerT]]] = []
+        self._refills: list[tuple[Flow[OwnerT], Line[OwnerT], float]] = []
+        self._ended: list[tuple[Flow[OwnerT], Line[OwnerT]]] = []
 
     # ------------------------------------------------------------------ runs
 
     def open_flow(self, number: int, window: int, limit: float = NEVER) -> Flow[OwnerT]:
         """A run begins: `window` calls of it may run at once, none may start at or after `limit`."""
-        flow: Flow[OwnerT] = Flow(number, window, limit)
-        flow.tag = self._served
+        assert number not in self._flows, f"run {number} is open"
+        flow: Flow[OwnerT] = Flow(number, window, limit, self._served)
         self._flows[number] = flow
         return flow
 
     def close_flow(self, flow: Flow[OwnerT]) -> None:
         """A run has ended: nothing of it waits. What still runs of it may finish later."""
-        assert not flow.parked_total and not flow.backlog, f"{flow} still waits"
-        self._flows.pop(flow.number, None)
+        assert not flow.lines, f"{flow} still waits"
+        flow.closed = True
+        if self._flows.pop(flow.number, None) is flow:
+            self._closed = [one for one in [*self._closed, flow] if one.running]
 
     # ------------------------------------------------------------------ events in, decisions out
 
@@ -301,25 +163,22 @@ class Gate(Generic[OwnerT]):
             return []
         entry.status = DONE
         wants = entry.wants
-        flow = entry.flow
+        ledger = self.ledger
         if entry.orphan:
             del self._orphans[entry]
-            self.ledger.mark_orphan(wants, -1)
+            ledger.mark_orphan(wants, -1)
+            for state in self._give(wants):
+                lot = state.lot
+                for rank in lot.promoted if lot is not None else ():
+                    self._claim(rank[4])  # those whom only this orphan barred
         else:
+            flow = entry.flow
             del flow.running[entry]
-            if not self._claimants and self._hand_over(entry, now):
+            if self._parked and not self._claimants and self._hand_over(entry, now):
                 return self._settle(now)
-        states = self.ledger.states(wants)
-        self.ledger.give(wants)
-        for state in states:
-            lot = state.lot
-            if lot is not None and lot.count:
-                self._dirty.append(state)
-                if entry.orphan and not state.orphans:
-                    for rank in lot.promoted:  # nothing stands in their way for ever now
-                        self._claim(rank[4])
-        if not entry.orphan:
-            self._unhold(flow, states, now)
+            states = self._give(wants)
+            if flow.lines:
+                self._let_go(flow, states, now)
         return self._settle(now)
 
     def orphan(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
@@ -328,11 +187,13 @@ class Gate(Generic[OwnerT]):
             self._late += 1
             return []
         entry.orphan = True
-        del entry.flow.running[entry]
+        flow = entry.flow
+        del flow.running[entry]
         self._orphans[entry] = None
         self.ledger.mark_orphan(entry.wants, 1)
-        self._unhold(entry.flow, self.ledger.states(entry.wants), now)
-        for claimant in [one for one in self._claimants if one.bay.state.orphans]:
+        if flow.lines:
+            self._let_go(flow, self.ledger.states(entry.wants), now)
+        for claimant in [one for one in self._claimants if one.line.bay.barred]:
             self._unclaim(claimant)
         return self._settle(now)
 
@@ -341,38 +202,38 @@ class Gate(Generic[OwnerT]):
         if entry.status != PARKED:
             self._late += 1
             return []
-        self._reject(entry, code)
+        self._reject(entry, code, now)
         return self._settle(now)
 
     def withdraw(self, flow: Flow[OwnerT], gone: Callable[[OwnerT], bool]) -> list[OwnerT]:
         """Take calls out of a run's backlog that were never handed in; returns their owners. Decides nothing."""
         out: list[OwnerT] = []
-        for bay, line in list(flow.backlog.items()):
-            kept = deque(one for one in line if not gone(one[1]))
-            if len(kept) < len(line):
-                out += [one[1] for one in line if gone(one[1])]
-                if kept:
-                    flow.backlog[bay] = kept
-                else:
-                    del flow.backlog[bay]
+        for line in flow.lines.values():
+            if line.backlog is not None:
+                kept: deque[Offer[OwnerT]] = deque()
+                for one in line.backlog:
+                    if gone(one[1]):
+                        out.append(one[1])
+                    else:
+                        kept.append(one)
+                line.backlog = kept or None
+                self._ended.append((flow, line))
+        self._sweep()
         return out
 
     def tick(self, now: float) -> list[Entry[OwnerT]]:
         """Time has passed: those whose wait is over are rejected."""
         decided: list[Entry[OwnerT]] = []
+        deadlines = self._deadlines
         while True:
-            for lane in self._lanes.values():
-                while lane and (lane[0].status != PARKED or lane[0].deadline <= now):
-                    entry = lane.popleft()
-                    if entry.status == PARKED:
-                        self._expire(entry, now)
-            odd = self._odd
-            while odd and odd[0][0] <= now:
-                deadline, _, entry = heappop(odd)
-                if entry.status == PARKED and entry.deadline == deadline:
-                    self._expire(entry, now)
+            for flow in deadlines.over(now):
+                for entry in flow.parked:
+                    self._reject(entry, "deadline_exceeded", now)
+                self._refills += [(flow, line, now) for line in flow.lines.values()]
+            for entry in deadlines.due(now):
+                self._look_at(entry, now)
             decided += self._settle(now)
-            self.wake_at = self._next_deadline()
+            self.wake_at = deadlines.first()
             if self.wake_at > now:  # a successor inherits its clock, so it may be over at once
                 return decided
 
@@ -381,65 +242,71 @@ class Gate(Generic[OwnerT]):
 
         What is added conflicts only with locks that nobody could ask for until now, so it is always free.
         """
-        for flow in self._flows.values():
+        for flow in (*self._flows.values(), *self._closed):
             for entry in flow.running:
                 self._widen(entry, more)
-            for line in flow.backlog.values():
-                for place, (wants, owner, ready) in enumerate(line):
-                    line[place] = (more(wants), owner, ready)
+            for line in flow.lines.values():
+                for entry in line.parked:
+                    entry.wants = more(entry.wants)
+                if line.backlog is not None:
+                    line.backlog = deque((more(wants), owner, ready) for wants, owner, ready in line.backlog)
         for entry in self._orphans:
             self.ledger.mark_orphan(entry.wants, -1)
             self._widen(entry, more)
             self.ledger.mark_orphan(entry.wants, 1)
-        for entry in self._each_parked():
-            entry.wants = more(entry.wants)
 
     def _widen(self, entry: Entry[OwnerT], more: Callable[[Wants[Lot[OwnerT]]], Wants[Lot[OwnerT]]]) -> None:
         before = set(entry.wants.holds)
         entry.wants = more(entry.wants)
-        self.ledger.take_holds(tuple(hold for hold in entry.wants.holds if hold not in before))
+        self.ledger.take_holds(hold for hold in entry.wants.holds if hold not in before)
 
     # ------------------------------------------------------------------ coming in
 
-    def _enter(self, flow: Flow[OwnerT], one: Offer[OwnerT], now: float, clock: float) -> Bay[OwnerT] | None:
-        """Grant it, park it, reject it, or put it into the backlog of the bay that is returned."""
+    def _enter(self, flow: Flow[OwnerT], one: Offer[OwnerT], clock: float, now: float) -> Line[OwnerT] | None:
+        """Grant it, park it, reject it, or put it into the backlog of the line that is returned."""
         wants, owner, _ = one
         if now >= flow.limit:
-            self._refuse(Entry(wants, owner, flow, now), "deadline_exceeded", "run deadline")
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
             return None
-        state = self.ledger.blocker(wants)
+        ledger = self.ledger
+        state = ledger.blocker(wants)
         if state is None and self._claimants:
             state = self._hidden(wants, wants.priority, NEVER)
         if state is None:
-            entry: Entry[OwnerT] = Entry(wants, owner, flow, now)
-            self.ledger.take(wants)
-            self._grant(entry, -wants.priority, NEVER, self._tag(flow, wants))
+            entry: Entry[OwnerT] = Entry(wants, owner, flow, now, GRANTED)
+            ledger.take(wants)
+            self._grant(entry, -wants.priority, NEVER, self._tag(flow, wants), self._number + 1)
             return None
-        if wants.wait:
-            bay = self._bay(state, wants)
-            if flow.parked and flow.parked.get(bay, 0) >= (1 if flow.holds(state) else flow.window):
-                flow.backlog.setdefault(bay, deque()).append(one)
-                return bay
-            self._hand_in(flow, one, bay, clock, now)
+        if wants.hopeless is not None:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", wants.hopeless.label)
+        elif wants.wait:
+            line = self._line(flow, state, wants)
+            if line.parked and len(line.parked) >= (1 if flow.holds(state) else flow.window):
+                line.behind(one)
+                return line
+            self._hand_in(flow, one, line, clock, now)
             return None
-        if isinstance(state, Pool) and state.scope == "run" and flow.holds(state):
-            bay = self._bay(state, wants)
-            flow.backlog.setdefault(bay, deque()).append(one)
-            return bay
-        self._refuse(Entry(wants, owner, flow, now), "concurrency_limit", self.ledger.label(state, wants))
+        elif isinstance(state, Pool) and state.scope == "run" and flow.holds(state):
+            line = self._line(flow, state, wants)
+            line.behind(one)
+            self._watch_limit(flow)
+            return line
+        else:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", ledger.label(state, wants))
+        ledger.sweep(state)
         return None
 
-    def _hand_in(self, flow: Flow[OwnerT], one: Offer[OwnerT], bay: Bay[OwnerT], clock: float, now: float) -> None:
+    def _hand_in(self, flow: Flow[OwnerT], one: Offer[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
         """Make it an entry that waits: counted and clocked unless it waits for its own siblings."""
         wants, owner, ready = one
-        entry: Entry[OwnerT] = Entry(wants, owner, flow, clock if clock >= ready else ready)
-        entry.clock = entry.since
+        entry: Entry[OwnerT] = Entry(wants, owner, flow, clock if clock >= ready else ready, PARKED)
+        standing = flow.holds(line.bay.state)
         entry.queued = False
-        if wants.bounds and not flow.holds(bay.state):
+        if wants.bounds and not standing:
             queued = self._queued
             for key, most in wants.bounds:
                 if queued.get(key, 0) >= most:
-                    self._refuse(entry, "queue_full", self.ledger.label(bay.state, wants))
+                    self._refuse(entry, "queue_full", self.ledger.label(line.bay.state, wants))
                     return
             for key, _ in wants.bounds:
                 queued[key] = queued.get(key, 0) + 1
@@ -447,17 +314,24 @@ class Gate(Generic[OwnerT]):
         entry.passes = 0
         number = self._number = self._number + 1
         entry.rank = (-wants.priority, NEVER, self._tag(flow, wants), number, entry)
-        entry.status = PARKED
         self._parked += 1
-        flow.parked_total += 1
         if self._parked > self._peak_parked:
             self._peak_parked = self._parked
-        self._park(entry, bay)
-        self._set_deadline(entry, entry.clock + wants.max_wait, in_order=entry.clock == now)
+        if not flow.parked_total:
+            self._waiting += 1
+            self._watch_limit(flow)
+        flow.parked_total += 1
+        entry.clock = entry.deadline = NEVER
+        self._park(entry, line)
+        if standing:
+            line.standing += 1
+        else:
+            entry.clock = entry.since
+            self._watch(entry, now)
 
     def _tag(self, flow: Flow[OwnerT], wants: Wants[Lot[OwnerT]]) -> float:
         tag = flow.tag if flow.tag > self._served else self._served
-        flow.tag = tag + (wants.permits[0][1] if wants.permits else 1)
+        flow.tag = tag + wants.weight
         return tag
 
     def _refuse(self, entry: Entry[OwnerT], code: Code, blocker: str) -> None:
@@ -467,8 +341,8 @@ class Gate(Generic[OwnerT]):
 
     # ------------------------------------------------------------------ waiting
 
-    def _bay(self, state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]]) -> Bay[OwnerT]:
-        """Where those stand who need of this state what this ask needs."""
+    def _line(self, flow: Flow[OwnerT], state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]]) -> Line[OwnerT]:
+        """The flow's line among those who need of this state what this ask needs."""
         if isinstance(state, Pool):
             need: Need = (next(units for pool, units in wants.pools if pool is state), wants.priority > 0)
         else:
@@ -480,33 +354,38 @@ class Gate(Generic[OwnerT]):
         bay = lot.bays.get(need)
         if bay is None:
             bay = lot.bays[need] = Bay(state, need)
-        return bay
+        line = flow.lines.get(bay)
+        if line is None:
+            line = flow.lines[bay] = Line(bay)
+            bay.lines += 1
+            self._ended.append((flow, line))  # it ends at once when nobody comes to stand in it
+        return line
 
-    def _park(self, entry: Entry[OwnerT], bay: Bay[OwnerT]) -> None:
+    def _park(self, entry: Entry[OwnerT], line: Line[OwnerT]) -> None:
+        bay, rank = line.bay, entry.rank
         lot = bay.state.lot
-        assert lot is not None and entry.rank is not None
+        assert lot is not None and rank is not None
         lot.count += 1
         bay.count += 1
-        entry.bay = bay
-        parked = entry.flow.parked
-        parked[bay] = parked.get(bay, 0) + 1
+        entry.line = line
+        line.parked[entry] = None
         label = self.ledger.label(bay.state, entry.wants)
         if label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, label)
         if self.notes is not None:
             self.notes.append(("waiting", entry, label))
-        if entry.rank[1] != NEVER:
-            insort(lot.promoted, entry.rank)
+        if rank[1] != NEVER:
+            insort(lot.promoted, rank)
             self._claim(entry)
         else:
-            entry.passes -= bay.passes  # while it is parked: less what had been counted here before it came
-            bay.push(entry.rank)
+            entry.passes -= bay.passes
+            heappush(bay.heap, rank)
 
-    def _unpark(self, entry: Entry[OwnerT]) -> Rank[OwnerT]:
+    def _unpark(self, entry: Entry[OwnerT]) -> None:
         """Out of its lot; its rank, if it stays in the heap, is stale from now on."""
-        bay, rank = entry.bay, entry.rank
-        state = bay.state
-        lot = state.lot
+        line, rank = entry.line, entry.rank
+        bay = line.bay
+        lot = bay.state.lot
         assert lot is not None and rank is not None
         lot.count -= 1
         bay.count -= 1
@@ -516,23 +395,22 @@ class Gate(Generic[OwnerT]):
         else:
             entry.passes += bay.passes
         entry.rank = None
-        if not lot.count and isinstance(state, Node):
-            state.lot = None
-            self.ledger.sweep(state)
-        parked = entry.flow.parked
-        if parked[bay] == 1:
-            del parked[bay]
-            if not parked:
-                entry.flow.freed.clear()
-        else:
-            parked[bay] -= 1
-        return rank
+        bay.left()
+        if entry.clock == NEVER:
+            line.standing -= 1
+        del line.parked[entry]
+        if not line.parked:
+            line.freed = -NEVER
+            self._ended.append((entry.flow, line))
 
     def _leave(self, entry: Entry[OwnerT]) -> None:
         """It waits no more."""
         self._unpark(entry)
         self._parked -= 1
-        entry.flow.parked_total -= 1
+        flow = entry.flow
+        flow.parked_total -= 1
+        if not flow.parked_total:
+            self._waiting -= 1
         if entry.queued:
             queued = self._queued
             for key, _ in entry.wants.bounds:
@@ -542,163 +420,170 @@ class Gate(Generic[OwnerT]):
                     queued[key] -= 1
             entry.queued = False
 
-    def _reject(self, entry: Entry[OwnerT], code: Code) -> None:
-        """A parked entry is refused; whoever stands behind it inherits its clock."""
-        flow, bay, blocker = entry.flow, entry.bay, entry.blocked_by[-1]
+    def _reject(self, entry: Entry[OwnerT], code: Code, now: float) -> None:
+        """A parked entry is refused; whoever stands behind it inherits its clock, and its run pays nothing for it."""
+        flow, line = entry.flow, entry.line
+        flow.tag -= entry.wants.weight
+        if line.backlog:
+            self._refills.append((flow, line, self._clock(entry, now)))
         self._leave(entry)
-        self._refuse(entry, code, blocker)
-        if bay in flow.backlog:
-            self._refills.append((flow, bay, entry.clock))
+        self._refuse(entry, code, entry.blocked_by[-1])
 
-    def _set_deadline(self, entry: Entry[OwnerT], deadline: float, *, in_order: bool) -> None:
-        limit = entry.flow.limit
-        if limit < deadline:
-            deadline, in_order = limit, False
-        entry.deadline = deadline
-        if in_order:
-            lane = self._lanes.get(entry.wants.max_wait)
-            if lane is None:
-                lane = self._lanes[entry.wants.max_wait] = deque()
-            for _ in (1, 2):  # two looked at for one that comes: a lane is seldom longer than the line of those who wait
-                if lane and lane[0].status != PARKED:
-                    lane.popleft()
-            lane.append(entry)
-        else:
-            self._number += 1
-            heappush(self._odd, (deadline, self._number, entry))
+    # ------------------------------------------------------------------ time
+
+    def _watch(self, entry: Entry[OwnerT], now: float) -> None:
+        deadline = self._deadlines.watch(entry, now, self._parked)
         if deadline < self.wake_at:
             self.wake_at = deadline
 
-    def _expire(self, entry: Entry[OwnerT], now: float) -> None:
-        """Its deadline has come, and with it the end of its wait, or a new deadline."""
-        code = self._over(entry, now)
-        if code is not None:
-            self._reject(entry, code)
+    def _watch_limit(self, flow: Flow[OwnerT]) -> None:
+        if flow.limit != NEVER and not flow.timed:
+            limit = self._deadlines.watch_limit(flow, len(self._flows))
+            if limit < self.wake_at:
+                self.wake_at = limit
+
+    def _clock(self, entry: Entry[OwnerT], now: float) -> float:
+        """From when its wait counts: not before the flow last let go of what it waits for."""
+        line = entry.line
+        if entry.clock == NEVER or entry.flow.holds(line.bay.state):
+            return now
+        return line.freed if line.freed > entry.clock else entry.clock
+
+    def _look_at(self, entry: Entry[OwnerT], now: float) -> None:
+        """Its deadline has come: its wait is over, or its clock stands, or there is a later deadline."""
+        if entry.flow.holds(entry.line.bay.state):
+            entry.clock = entry.deadline = NEVER
+            entry.line.standing += 1
+            return
+        entry.clock = self._clock(entry, now)
+        if entry.clock + entry.wants.max_wait <= now:
+            self._reject(entry, "wait_timeout", now)
         else:
-            self._set_deadline(entry, entry.clock + entry.wants.max_wait, in_order=False)
+            self._watch(entry, now)
 
-    def _over(self, entry: Entry[OwnerT], now: float) -> Code | None:
-        """Is its wait over? It counts only while nobody of its own flow holds what it waits for."""
-        if now >= entry.flow.limit:
-            return "deadline_exceeded"
-        self._set_clock(entry, now)
-        return "wait_timeout" if entry.clock + entry.wants.max_wait <= now else None
-
-    def _set_clock(self, entry: Entry[OwnerT], now: float) -> None:
-        flow, state = entry.flow, entry.bay.state
-        if flow.holds(state):
-            entry.clock = now
-        else:
-            freed = flow.freed.get(state)
-            if freed is not None and freed > entry.clock:
-                entry.clock = freed
-
-    def _next_deadline(self) -> float:
-        first = NEVER
-        for lane in self._lanes.values():
-            while lane and lane[0].status != PARKED:
-                lane.popleft()
-            if lane and lane[0].deadline < first:
-                first = lane[0].deadline
-        odd = self._odd
-        while odd and (odd[0][2].status != PARKED or odd[0][2].deadline != odd[0][0]):
-            heappop(odd)
-        return min(first, odd[0][0]) if odd else first
+    def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
+        """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks start."""
+        for state in states:
+            lot = state.lot
+            if lot is None:
+                continue
+            for bay in lot.bays.values():
+                line = flow.lines.get(bay)
+                if line is None:
+                    continue
+                if line.parked:
+                    if flow.holds(state):
+                        continue
+                    line.freed = now
+                    if line.standing:
+                        line.standing = 0
+                        for entry in line.parked:
+                            if entry.clock == NEVER:
+                                entry.clock = now
+                                self._watch(entry, now)
+                if line.backlog:  # with nobody parked before them: calls that refuse to wait
+                    self._refills.append((flow, line, now))
 
     # ------------------------------------------------------------------ going on
 
-    def _grant(self, entry: Entry[OwnerT], klass: int, promotion: float, tag: float) -> None:
+    def _grant(self, entry: Entry[OwnerT], klass: int, promotion: float, tag: float, number: int) -> None:
         """What it wants has been taken for it."""
         entry.status = GRANTED
         flow = entry.flow
         flow.running[entry] = None
         self._decided.append(entry)
+        if self._parked > flow.parked_total:
+            self._served += entry.wants.weight / (self._waiting if flow.parked_total else self._waiting + 1)
+            self._count_passes(entry, (klass, promotion, tag, number))
         if tag > self._served:
             self._served = tag
-        if self._parked > flow.parked_total:
-            self._count_passes(entry, (klass, promotion, tag))
+
+    def _give(self, wants: Wants[Lot[OwnerT]]) -> tuple[State[Lot[OwnerT]], ...]:
+        """Give back what it holds; those who wait for it are looked at."""
+        states = self.ledger.states(wants)
+        self.ledger.give(wants)
+        self._changed += [state for state in states if state.lot is not None]
+        return states
 
     def _hand_over(self, entry: Entry[OwnerT], now: float) -> bool:
         """The one waiter that could use what is given back wants exactly the same: it gets it, and no count changes."""
-        found: Lot[OwnerT] | None = None
         wants = entry.wants
-        for state in wants.pool_states if not wants.holds else self.ledger.states(wants):
-            lot = state.lot
-            if lot is not None and lot.count:
+        found: Lot[OwnerT] | None = None
+        for state in self.ledger.states(wants):
+            if state.lot is not None:
                 if found is not None:
                     return False
-                found = lot
+                found = state.lot
         if found is None or found.promoted or len(found.bays) != 1:
             return False
         (bay,) = found.bays.values()
         rank = bay.head()
-        assert rank is not None, "a lot that counts somebody has nobody"
-        heir = rank[4]
-        if heir.wants is not wants or heir.deadline <= now:
+        if rank is None:
             return False
+        heir = rank[4]
+        flow = heir.flow
+        if heir.wants is not wants or heir.deadline <= now or flow.limit <= now:
+            return False
+        line = heir.line
         self._leave(heir)
-        self._grant(heir, rank[0], NEVER, rank[2])
-        if bay in heir.flow.backlog:
-            self._succeed(heir.flow, bay, now)
+        self._grant(heir, *rank[:4])
+        if line.backlog:
+            self._succeed(flow, line, now)
         return True
 
-    def _succeed(self, flow: Flow[OwnerT], bay: Bay[OwnerT], now: float) -> None:
+    def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
-        line = flow.backlog[bay]
-        if line[0][0].wait:
-            if not flow.parked.get(bay, 0):
-                one = line.popleft()
-                if not line:
-                    del flow.backlog[bay]
-                self._hand_in(flow, one, bay, now, now)
-        else:
-            self._refills.append((flow, bay, now))
+        backlog = line.backlog
+        if backlog and not line.parked:
+            if backlog[0][0].wait:
+                self._hand_in(flow, backlog.popleft(), line, now, now)
+            else:
+                self._refills.append((flow, line, now))
 
-    def _unhold(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
-        """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks start."""
-        if not flow.parked and not flow.backlog:
-            return
-        for state in states:
-            lot = state.lot
-            if lot is None:
-                continue
-            let_go = not flow.holds(state)
-            for bay in lot.bays.values():
-                if bay in flow.parked:
-                    if let_go:
-                        flow.freed[state] = now
-                        if bay in flow.backlog:
-                            self._refills.append((flow, bay, now))
-                elif bay in flow.backlog:  # only calls that refuse to wait stand there with nobody parked before them
-                    self._refills.append((flow, bay, now))
-
-    def _refill(self, flow: Flow[OwnerT], bay: Bay[OwnerT], clock: float, now: float) -> None:
+    def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
         """Hand in from the backlog what may be handed in now."""
-        line = flow.backlog.pop(bay, None)
-        while line:
-            one = line.popleft()
-            to = self._enter(flow, one, now, clock)
-            if to is not None and to.state is bay.state and to.need == bay.need:  # it is where it was
-                rest = flow.backlog[to]
-                rest.pop()
-                line.appendleft(one)
-                rest.extend(line)
+        backlog, line.backlog = line.backlog, None
+        self._ended.append((flow, line))
+        while backlog:
+            one = backlog.popleft()
+            if self._enter(flow, one, clock, now) is line:  # it is where it was
+                backlog.appendleft(one)
+                line.backlog = backlog
                 return
 
     def _settle(self, now: float) -> list[Entry[OwnerT]]:
         """The one tail: look at what changed until nothing changes any more, then hand out the decisions."""
-        while self._dirty or self._refills:
-            if self._dirty:
-                states = list(dict.fromkeys(self._dirty))
-                self._dirty.clear()
+        while self._changed or self._refills:
+            if self._changed:
+                states = list(dict.fromkeys(self._changed))
+                self._changed.clear()
                 self._pump(states, now)
             else:
-                flow, bay, clock = self._refills.pop(0)
-                self._refill(flow, bay, clock, now)
+                self._refill(*self._refills.pop(0), now)
+        if self._ended:
+            self._sweep()
         decided = self._decided
         if decided:
             self._decided = []
         return decided
+
+    def _sweep(self) -> None:
+        """Forget the lines in which nobody stands, and what was there for them alone."""
+        for flow, line in self._ended:
+            bay = line.bay
+            if line.parked or line.backlog or flow.lines.pop(bay, None) is None:
+                continue
+            bay.lines -= 1
+            if not bay.lines:
+                lot = bay.state.lot
+                assert lot is not None
+                del lot.bays[bay.need]
+                if not lot.bays:
+                    bay.state.lot = None
+                    self.ledger.sweep(bay.state)
+        self._ended.clear()
+        if not self._parked and self._deadlines.records:
+            self._deadlines.clear()
 
     def _pump(self, states: list[State[Lot[OwnerT]]], now: float) -> None:
         """Try those parked for these states, best rank first, until none of them can be served."""
@@ -710,7 +595,7 @@ class Gate(Generic[OwnerT]):
                 if lot is None or not lot.count:
                     continue
                 for rank in lot.promoted:
-                    if rank[4] not in stuck and (best is None or rank < best) and rank[4].bay.fits:
+                    if rank[4] not in stuck and (best is None or rank < best) and rank[4].line.bay.fits:
                         best = rank
                 for bay in lot.bays.values():
                     if bay.count and bay not in stuck and bay.fits:
@@ -719,98 +604,118 @@ class Gate(Generic[OwnerT]):
                             best = head
             if best is None:
                 return
-            entry = best[4]
-            bay = entry.bay
-            flow = entry.flow
-            wants = entry.wants
-            if entry.deadline <= now:
-                code = self._over(entry, now)
-                if code is not None:
-                    self._reject(entry, code)
-                    continue
+            klass, promotion, tag, number, entry = best
+            flow, line, wants = entry.flow, entry.line, entry.wants
+            if flow.limit <= now:
+                self._reject(entry, "deadline_exceeded", now)
+                continue
+            if entry.deadline <= now and self._clock(entry, now) + wants.max_wait <= now:
+                self._reject(entry, "wait_timeout", now)
+                continue
             blocker = self.ledger.blocker(wants)
             if blocker is None and self._claimants:
-                blocker = self._hidden(wants, -best[0], best[1])
+                blocker = self._hidden(wants, -klass, promotion)
             if blocker is None:
                 self._leave(entry)
                 self.ledger.take(wants)
-                self._grant(entry, best[0], best[1], best[2])
-                if bay in flow.backlog:
-                    self._succeed(flow, bay, now)
-            elif blocker is bay.state:
-                stuck.add(bay if best[1] == NEVER else entry)
+                self._grant(entry, klass, promotion, tag, number)
+                if line.backlog:
+                    self._succeed(flow, line, now)
+            elif blocker is line.bay.state:
+                stuck.add(line.bay if promotion == NEVER else entry)
             else:
-                self._set_clock(entry, now)
-                self._unpark(entry)
-                entry.rank = (*best[:4], entry)
-                self._park(entry, self._bay(blocker, wants))
-                if bay in flow.backlog:
-                    self._refills.append((flow, bay, entry.clock))
+                self._move(entry, blocker, now)
+
+    def _move(self, entry: Entry[OwnerT], blocker: State[Lot[OwnerT]], now: float) -> None:
+        """Something else is in its way now. It is passed: what it was parked for goes to others."""
+        flow, line, rank = entry.flow, entry.line, entry.rank
+        assert rank is not None
+        clock = self._clock(entry, now)
+        standing = entry.clock == NEVER
+        if line.backlog:
+            self._refills.append((flow, line, clock))
+        self._unpark(entry)
+        held = flow.holds(blocker)
+        if not held:
+            entry.passes += 1
+        entry.rank = (*rank[:4], entry)
+        if entry.passes >= self._passes:
+            entry.rank = self._better(entry, rank)
+        to = self._line(flow, blocker, entry.wants)
+        entry.clock = NEVER if standing and held else clock
+        self._park(entry, to)
+        if entry.clock == NEVER:
+            to.standing += 1
+        elif standing:
+            self._watch(entry, now)
 
     # ------------------------------------------------------------------ passing, promotion, claims
 
-    def _count_passes(self, granted: Entry[OwnerT], rank: tuple[int, float, float]) -> None:
-        """A call got what waiters of other flows with a better rank wait for: they were passed."""
+    def _count_passes(self, granted: Entry[OwnerT], key: tuple[int, float, float, int]) -> None:
+        """A call got what waiters of other flows wait for who rank before it or below its class: they were passed."""
         flow = granted.flow
+        klass = key[0]
         for state in self.ledger.states(granted.wants):
             lot = state.lot
             if lot is None or not lot.count:
                 continue
-            for one in list(lot.promoted):
-                waiter = one[4]
-                if waiter.flow is not flow:
+            for rank in tuple(lot.promoted):
+                waiter = rank[4]
+                if waiter.flow is not flow and (klass < rank[0] or rank[:4] < key):
                     waiter.passes += 1
                     if waiter.passes >= self._passes:
-                        waiter.passes = 0
-                        lot.promoted.remove(one)
-                        waiter.rank = (one[0] - 1, one[1], one[2], one[3], waiter)
+                        lot.promoted.remove(rank)
+                        waiter.rank = self._better(waiter, rank)
                         insort(lot.promoted, waiter.rank)
             for bay in lot.bays.values():
                 head = bay.head()
-                if head is not None and head[4].flow is not flow and head[:3] < rank:
+                if head is not None and head[4].flow is not flow and (klass < head[0] or head[:4] < key):
                     bay.passes += 1
-                    if bay.passes + head[4].passes >= self._passes:
-                        self._promote(head[4])
+                    waiter = head[4]
+                    if waiter.passes + bay.passes >= self._passes:
+                        waiter.rank = self._better(waiter, head)
+                        insort(lot.promoted, waiter.rank)
+                        self._claim(waiter)
 
-    def _promote(self, entry: Entry[OwnerT]) -> None:
-        rank, lot = entry.rank, entry.bay.state.lot
-        assert rank is not None and lot is not None
-        self._promotions += 1
+    def _better(self, entry: Entry[OwnerT], rank: Rank[OwnerT]) -> Rank[OwnerT]:
+        """It was passed often enough: promoted, or, if it was before, raised by a class."""
         entry.passes = 0
-        entry.rank = (rank[0], float(self._promotions), rank[2], rank[3], entry)
-        insort(lot.promoted, entry.rank)
-        self._claim(entry)
+        if rank[1] != NEVER:
+            return (rank[0] - 1, rank[1], rank[2], rank[3], entry)
+        self._promotions += 1
         if self.notes is not None:
             self.notes.append(("promoted", entry, entry.blocked_by[-1]))
+        return (rank[0], float(self._promotions), rank[2], rank[3], entry)
 
     def _claim(self, entry: Entry[OwnerT]) -> None:
-        """Hide what it needs from lower ranks, unless an orphan stands in its way."""
-        if not entry.bay.state.orphans and entry not in self._claimants:
+        """Hide what it needs from lower ranks, unless orphans bar its way."""
+        if not entry.line.bay.barred and entry not in self._claimants:
             insort(self._claimants, entry, key=_promotion)
 
     def _unclaim(self, entry: Entry[OwnerT]) -> None:
         """Its claims are lifted: what they hid can be had by others."""
         if entry in self._claimants:
             self._claimants.remove(entry)
-            self._dirty += [state for state in self.ledger.states(entry.wants) if state.lot is not None]
+            self._changed += [state for state in self.ledger.states(entry.wants) if state.lot is not None]
 
     def _hidden(self, wants: Wants[Lot[OwnerT]], klass: int, promotion: float) -> State[Lot[OwnerT]] | None:
         """What is free by count but claimed by a waiter of better rank.
 
         Among claimants only the order of promotion counts; an unpromoted call gives way to claimants of its class or a higher one.
         """
-        before = [
-            claimant.wants
-            for claimant in self._claimants
-            if claimant.rank is not None
-            and claimant.rank[1] < promotion
-            and (promotion != NEVER or -claimant.rank[0] >= klass)
-        ]
+        if promotion != NEVER:
+            before = [one.wants for one in self._claimants if _promotion(one) < promotion]
+        else:
+            before = [one.wants for one in self._claimants if one.rank is not None and -one.rank[0] >= klass]
         if not before:
             return None
         for pool, units in wants.pools:
-            claimed = sum(more for other in before for that, more in other.pools if that is pool)
-            if claimed and not pool.fits(units + claimed, wants.priority):
+            total = units
+            for other in before:
+                for that, more in other.pools:
+                    if that is pool:
+                        total += more
+            if not pool.fits(total, wants.priority):
                 return pool
         for key, mode in wants.holds:
             if any(key == that and not COMPATIBLE[mode][other] for one in before for that, other in one.holds):
@@ -820,18 +725,12 @@ class Gate(Generic[OwnerT]):
     # ------------------------------------------------------------------ looking in
 
     def _each_parked(self) -> Iterator[Entry[OwnerT]]:
-        for state in self.ledger.states_with_lots():
-            lot = state.lot
-            assert lot is not None
-            for bay in lot.bays.values():
-                yield from (rank[4] for rank in bay.heap if rank[4].rank is rank)
-            yield from (rank[4] for rank in lot.promoted)
+        for flow in self._flows.values():
+            yield from flow.parked
 
     def parked_of(self, flow: Flow[OwnerT]) -> list[Entry[OwnerT]]:
         """The parked entries of a run."""
-        if not flow.parked_total:
-            return []
-        return [entry for entry in self._each_parked() if entry.flow is flow]
+        return flow.parked
 
     def queue_lengths(self) -> dict[str, int]:
         """How many parked entries want permits of each pool, by pool key."""
@@ -845,8 +744,8 @@ class Gate(Generic[OwnerT]):
         """Counts: flows, running, parked, most parked at once, behind (backlogs), orphans, claimants, promotions, late events."""
         flows = self._flows.values()
         return {
-            "flows": len(self._flows),
-            "running": sum(len(flow.running) for flow in flows),
+            "flows": len(flows),
+            "running": sum(len(flow.running) for flow in (*flows, *self._closed)),
             "parked": self._parked,
             "peak_parked": self._peak_parked,
             "behind": sum(flow.behind for flow in flows),
@@ -858,46 +757,98 @@ class Gate(Generic[OwnerT]):
 
     def validate(self) -> None:
         """Raise AssertionError, with the story, when something that must hold between events does not."""
-        self.ledger.validate(lambda state: state.lot.count if state.lot is not None else 0)
-        parked = list(self._each_parked())
-        assert len(parked) == self._parked, f"{self._parked} parked by count, {len(parked)} in lots"
-        assert len(set(parked)) == len(parked), "an entry is parked twice"
-        assert not self._decided and not self._dirty and not self._refills, "an event did not run to its end"
-        bays: dict[Bay[OwnerT], int] = {}
-        for entry in parked:
-            assert entry.status == PARKED, f"{entry} stands in a lot"
-            assert entry not in entry.flow.running, f"{entry} holds and waits"
-            bays[entry.bay] = bays.get(entry.bay, 0) + 1
-            rank = entry.rank
-            assert rank is not None
-            free = self.ledger.blocker(entry.wants) is None
-            assert not free or self._hidden(entry.wants, -rank[0], rank[1]) is not None, f"{entry} waits for nothing"
-            assert not entry.bay.fits or self._claimants, f"{entry} waits in a wrong lot"
-            assert entry.deadline >= self.wake_at, f"{entry} would be woken too late"
-        for bay, count in bays.items():
-            lot = bay.state.lot
-            assert bay.count == count, f"{bay.state} miscounts a bay"
-            assert lot is not None and lot.bays[bay.need] is bay, f"{bay.state} has lost a bay"
-            assert lot.count == sum(one.count for one in lot.bays.values()), f"{bay.state} miscounts its lot"
-        held: dict[str, int] = {}
-        for entry in [*self._orphans, *(one for flow in self._flows.values() for one in flow.running)]:
+        self.ledger.validate(lambda lot: len(lot.bays))
+        assert not (self._decided or self._changed or self._refills or self._ended), "an event did not run to its end"
+        running = [entry for flow in (*self._flows.values(), *self._closed) for entry in flow.running]
+        self._validate_holds([*running, *self._orphans])
+        self._validate_lots()
+        self._validate_flows()
+        for parked in self._each_parked():
+            self._validate_parked(parked)
+        promotions = [_promotion(one) for one in self._claimants]
+        assert promotions == sorted(promotions), "claims are out of order"
+        if self._claimants:
+            first = self._claimants[0]
+            assert self.ledger.blocker(first.wants) is not None, f"{first} claims what it could have"
+        watched = list(self._deadlines.watched())
+        assert len(watched) == len(set(watched)) <= self._deadlines.records, "deadlines are miscounted"
+        running_clocks = {one for one in self._each_parked() if one.clock + one.wants.max_wait < NEVER}
+        assert set(watched) == running_clocks, "a clock is not watched, or one that stands is"
+        assert self._deadlines.first() >= self.wake_at, "something would be woken too late"
+
+    def _validate_holds(self, holders: list[Entry[OwnerT]]) -> None:
+        permits: dict[str, int] = {}
+        nodes: dict[tuple[str, int], int] = {}
+        for entry in holders:
             assert entry.status == GRANTED, f"{entry} holds"
+            assert entry.rank is None, f"{entry} holds and is ranked"
+            assert entry.orphan is (entry in self._orphans), f"{entry} is an orphan, or not"
             for key, units in entry.wants.permits:
-                held[key] = held.get(key, 0) + units
+                permits[key] = permits.get(key, 0) + units
+            for hold in entry.wants.holds:
+                nodes[hold] = nodes.get(hold, 0) + 1
         for key, pool in self.ledger.pools.items():
-            assert pool.held == held.get(key, 0), f"{pool} should hold {held.get(key, 0)}"
+            assert pool.held == permits.get(key, 0), f"{pool} should hold {permits.get(key, 0)}"
+        for (key, mode), count in nodes.items():
+            node = self.ledger.node(key)
+            assert node is not None and node.counts[mode] == count, f"{node} should be held by {count} in mode {mode}"
+        assert self.ledger.counts()[1] == len({key for key, _ in nodes}), "a node is held by nobody"
+
+    def _validate_lots(self) -> None:
+        for state in self.ledger.states_with_lots():
+            lot = state.lot
+            assert lot is not None and lot.bays, f"{state} keeps an empty lot"
+            assert lot.count == sum(bay.count for bay in lot.bays.values()), f"{state} miscounts its lot"
+            assert lot.promoted == sorted(lot.promoted), f"{state} has its promoted out of order"
+            for need, bay in lot.bays.items():
+                assert (bay.state, bay.need) == (state, need), f"{state} has lost a bay"
+                lines = [flow.lines[bay] for flow in self._flows.values() if bay in flow.lines]
+                assert bay.lines == len(lines) > 0, f"{state} keeps a bay for nobody"
+                parked = {entry for line in lines for entry in line.parked}
+                first = {rank[4] for rank in lot.promoted if rank[4].line.bay is bay}
+                live = [rank[4] for rank in bay.heap if rank[4].rank is rank]
+                assert bay.count == len(parked) == len(live) + len(first), f"{state} miscounts a bay"
+                assert parked == first | set(live), f"{state} has lost somebody"
+                assert len(bay.heap) <= max(2 * bay.count, 64) + 1, f"{state} keeps stale ranks"
+
+    def _validate_flows(self) -> None:
+        queued: dict[str, int] = {}
+        parked = 0
         for flow in self._flows.values():
-            own = [entry for entry in parked if entry.flow is flow]
-            assert len(own) == flow.parked_total == sum(flow.parked.values()), f"{flow} miscounts what it parks"
-            for bay, line in flow.backlog.items():
-                assert line, f"{flow} keeps an empty line"
-                waits = any(one[0].wait for one in line)
-                assert flow.parked.get(bay) or (not waits and flow.holds(bay.state)), f"{flow} has forgotten a line"
-        assert [one.rank[1] for one in self._claimants if one.rank] == sorted(
-            one.rank[1] for one in self._claimants if one.rank
-        ), "claims are out of order"
-        for claimant in self._claimants:
-            assert claimant.status == PARKED and claimant.promoted, f"{claimant} claims"
+            assert flow.parked_total == len(flow.parked), f"{flow} miscounts what it parks"
+            parked += flow.parked_total
+            for bay, line in flow.lines.items():
+                lot = bay.state.lot
+                assert line.bay is bay and lot is not None and lot.bays[bay.need] is bay, f"{flow} waits in no lot"
+                assert line.parked or line.backlog, f"{flow} keeps an empty line"
+                standing = [entry for entry in line.parked if entry.clock == NEVER]
+                assert line.standing == len(standing), f"{flow} miscounts who stands"
+                assert not standing or flow.holds(bay.state), f"{flow} waits for others with clocks that stand"
+                if line.backlog:
+                    most = 1 if flow.holds(bay.state) else flow.window
+                    waits = any(one[0].wait for one in line.backlog)
+                    assert len(line.parked) >= most or not (waits or line.parked), f"{flow} has forgotten a line"
+                for entry in line.parked:
+                    assert entry.flow is flow and entry.line is line, f"{entry} stands in a wrong line"
+                    for key, _ in entry.wants.bounds if entry.queued else ():
+                        queued[key] = queued.get(key, 0) + 1
+            assert not flow.lines or flow.timed or flow.limit == NEVER, f"{flow} is not stopped at its limit"
+        assert parked == self._parked, f"{self._parked} parked by count, {parked} in lines"
+        assert self._waiting == sum(flow.parked_total > 0 for flow in self._flows.values()), "flows are miscounted"
+        assert queued == self._queued, "queues are miscounted"
+
+    def _validate_parked(self, entry: Entry[OwnerT]) -> None:
+        rank, bay = entry.rank, entry.line.bay
+        assert entry.status == PARKED, f"{entry} stands in a lot"
+        assert entry not in entry.flow.running, f"{entry} holds and waits"
+        assert rank is not None and rank[4] is entry, f"{entry} has no rank"
+        hidden = self._hidden(entry.wants, -rank[0], rank[1])
+        assert self.ledger.blocker(entry.wants) is not None or hidden is not None, f"{entry} waits for nothing"
+        assert not bay.fits or hidden is bay.state, f"{entry} waits in a wrong lot"
+        if hidden is not None:
+            self.ledger.sweep(hidden)
+        claims = entry in self._claimants
+        assert claims == (entry.promoted and not bay.barred), f"{entry} claims, or does not"
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name}={count}" for name, count in self.statistics().items())

@@ -1,20 +1,23 @@
 """What is held: permits of pools, access to resources. All or nothing.
 
-Theory. A pool is a limit and a count. A resource node is a count for each of four modes (IS, IX, S, X). A claim
-looks at everything that an ask wants and takes all of it, or takes nothing and names the first thing that
-is in the way. Giving back is the same arithmetic with the other sign. There is no partial state in between, because
+Theory. A pool is a limit and a count. A resource node is a count for each of four modes (IS, IX, S, X). `blocker`
+looks at everything that an ask wants and names the first thing that is in the way; where there is none, `take` takes
+all of it. Giving back is the same arithmetic with the other sign. There is no partial state in between, because
 nothing here waits.
+
+What an orphan holds (work that goes on after its result was sealed) is counted apart as well: it may never come back,
+so nobody should hold others back for its sake.
 
 House rules. No queue, no clock, no policy. Numbers are integers. `validate()` says what must hold after every step.
 Resource keys hold argument values: they stay inside and are never shown, not even by `repr`.
 
-Not here: who goes first, who waits and for how long (gate). The same arithmetic is to be had for many
-processes elsewhere; what keeps the copies together is that they give the same answers to the same events.
+Not here: who goes first, who waits and for how long (gate).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, Ask, Hold, X
@@ -22,17 +25,24 @@ from towerman.calls import COMPATIBLE, Ask, Hold, X
 LotT = TypeVar("LotT")
 
 
-class State(Generic[LotT]):
+class State(ABC, Generic[LotT]):
     """Something that can be in the way: a pool or a node.
 
     `lot` is where the gate parks those who wait for it; the ledger itself never looks into it.
     """
 
-    __slots__ = ("lot", "orphans")
+    __slots__ = ("lot",)
 
     def __init__(self) -> None:
         self.lot: LotT | None = None
-        self.orphans = 0
+
+    @abstractmethod
+    def fits(self, need: int, priority: int) -> bool:
+        """Could so much be taken now? `need` is permits of a pool, a mode of a node."""
+
+    @abstractmethod
+    def barred(self, need: int, priority: int) -> bool:
+        """Would orphans alone be in the way of so much, when all others had let go?"""
 
 
 class Pool(State[LotT]):
@@ -44,9 +54,14 @@ class Pool(State[LotT]):
         limit: permits, at least 1.
         reserve: permits kept for asks of a priority above 0; below the limit.
         scope: whom it counts for: "process", "run" or "tenant".
+
+    Attributes:
+        held: permits taken.
+        peak: the most that were ever held.
+        orphaned: permits held by orphans, counted in `held` too.
     """
 
-    __slots__ = ("held", "key", "label", "limit", "peak", "reserve", "scope")
+    __slots__ = ("held", "key", "label", "limit", "orphaned", "peak", "reserve", "scope")
 
     def __init__(self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process") -> None:
         super().__init__()
@@ -57,10 +72,19 @@ class Pool(State[LotT]):
         self.scope = scope
         self.held = 0
         self.peak = 0
+        self.orphaned = 0
 
-    def fits(self, units: int, priority: int) -> bool:
+    def room(self, priority: int) -> int:
+        """Permits that a call of that priority may ever have."""
+        return self.limit if priority > 0 else self.limit - self.reserve
+
+    def fits(self, need: int, priority: int) -> bool:
         """Are so many permits free for that priority?"""
-        return self.held + units <= (self.limit if priority > 0 else self.limit - self.reserve)
+        return self.held + need <= (self.limit if priority > 0 else self.limit - self.reserve)
+
+    def barred(self, need: int, priority: int) -> bool:
+        """Do orphans leave less than so many permits?"""
+        return self.orphaned + need > self.room(priority)
 
     def __repr__(self) -> str:
         return f"Pool({self.key!r}, {self.held} of {self.limit} held)"
@@ -69,23 +93,21 @@ class Pool(State[LotT]):
 class Node(State[LotT]):
     """A resource node: how many hold it in each mode."""
 
-    __slots__ = ("counts", "key")
+    __slots__ = ("counts", "key", "orphaned")
 
     def __init__(self, key: str) -> None:
         super().__init__()
         self.key = key
         self.counts = [0, 0, 0, 0]
+        self.orphaned: list[int] | None = None
 
-    def fits(self, mode: int) -> bool:
+    def fits(self, need: int, priority: int = 0) -> bool:
         """May one more hold it in that mode?"""
-        counts = self.counts
-        compatible = COMPATIBLE[mode]
-        return not (
-            (counts[0] and not compatible[0])
-            or (counts[1] and not compatible[1])
-            or (counts[2] and not compatible[2])
-            or counts[X]
-        )
+        return _compatible(self.counts, need)
+
+    def barred(self, need: int, priority: int = 0) -> bool:
+        """Does an orphan hold it in a mode that conflicts?"""
+        return self.orphaned is not None and not _compatible(self.orphaned, need)
 
     @property
     def idle(self) -> bool:
@@ -96,18 +118,32 @@ class Node(State[LotT]):
         return f"Node(IS={self.counts[0]}, IX={self.counts[1]}, S={self.counts[2]}, X={self.counts[3]})"
 
 
+def _compatible(counts: list[int], mode: int) -> bool:
+    compatible = COMPATIBLE[mode]
+    return not (
+        (counts[0] and not compatible[0])
+        or (counts[1] and not compatible[1])
+        or (counts[2] and not compatible[2])
+        or counts[X]
+    )
+
+
 class Wants(Ask, Generic[LotT]):
     """An ask whose pools have been looked up, ready to be claimed again and again.
 
     Attributes:
         pools: (pool, permits) pairs.
         pool_states: the pools alone.
+        weight: what it costs its run's fair share: its permits of the first pool.
+        hopeless: a pool that can never serve it, or None.
     """
 
-    __slots__ = ("pool_states", "pools")
+    __slots__ = ("hopeless", "pool_states", "pools", "weight")
 
     pools: tuple[tuple[Pool[LotT], int], ...]
     pool_states: tuple[State[LotT], ...]
+    weight: int
+    hopeless: Pool[LotT] | None
 
 
 class Ledger(Generic[LotT]):
@@ -119,6 +155,8 @@ class Ledger(Generic[LotT]):
         self._pools: dict[str, Pool[LotT]] = {}
         self._nodes: dict[str, Node[LotT]] = {}
 
+    # ------------------------------------------------------------------ pools and nodes
+
     @property
     def pools(self) -> Mapping[str, Pool[LotT]]:
         """Every pool by its key."""
@@ -129,11 +167,11 @@ class Ledger(Generic[LotT]):
         return self._pools.setdefault(pool.key, pool)
 
     def drop_pool(self, key: str) -> bool:
-        """Forget a pool that nobody holds; say whether it is gone. Whoever calls this knows that nobody waits for it."""
+        """Forget a pool that nobody holds and nobody waits for; say whether it is gone."""
         pool = self._pools.get(key)
         if pool is None:
             return True
-        if pool.held:
+        if pool.held or pool.lot is not None:
             return False
         del self._pools[key]
         return True
@@ -146,7 +184,41 @@ class Ledger(Generic[LotT]):
         """
         wants.pools = tuple((self._pools[key], units) for key, units in wants.permits)
         wants.pool_states = tuple(pool for pool, _ in wants.pools)
+        wants.weight = wants.permits[0][1] if wants.permits else 1
+        priority = wants.priority
+        wants.hopeless = next((pool for pool, units in wants.pools if units > pool.room(priority)), None)
         return wants
+
+    def states(self, wants: Wants[LotT]) -> tuple[State[LotT], ...]:
+        """Everything that an ask touches and that exists now."""
+        if not wants.holds:
+            return wants.pool_states
+        nodes = self._nodes
+        return wants.pool_states + tuple(nodes[key] for key, _ in wants.holds if key in nodes)
+
+    def node(self, key: str) -> Node[LotT] | None:
+        """The node of a flat key, if somebody holds it or waits for it."""
+        return self._nodes.get(key)
+
+    def node_for(self, key: str) -> Node[LotT]:
+        """The node of a flat key, made when there is none."""
+        node = self._nodes.get(key)
+        if node is None:
+            node = self._nodes[key] = Node(key)
+        return node
+
+    def states_with_lots(self) -> list[State[LotT]]:
+        """Every pool and node for which somebody waits."""
+        found: list[State[LotT]] = [pool for pool in self._pools.values() if pool.lot is not None]
+        found += [node for node in self._nodes.values() if node.lot is not None]
+        return found
+
+    def sweep(self, state: State[LotT]) -> None:
+        """Forget a node that nobody holds and nobody waits for any more."""
+        if isinstance(state, Node) and state.lot is None and state.idle and self._nodes.get(state.key) is state:
+            del self._nodes[state.key]
+
+    # ------------------------------------------------------------------ taking and giving
 
     def blocker(self, wants: Wants[LotT]) -> State[LotT] | None:
         """The first thing in the way, or None if all of it is free now."""
@@ -157,7 +229,7 @@ class Ledger(Generic[LotT]):
         nodes = self._nodes
         for key, mode in wants.holds:
             node = nodes.get(key)
-            if node is not None and not node.fits(mode):
+            if node is not None and not _compatible(node.counts, mode):
                 return node
         return None
 
@@ -177,59 +249,34 @@ class Ledger(Generic[LotT]):
         if wants.holds:
             self.take_holds(wants.holds)
 
-    def take_holds(self, holds: tuple[Hold, ...]) -> None:
+    def take_holds(self, holds: Iterable[Hold]) -> None:
         """Take the resource part alone."""
-        nodes = self._nodes
         for key, mode in holds:
-            node = nodes.get(key)
-            if node is None:
-                node = nodes[key] = Node(key)
-            node.counts[mode] += 1
+            self.node_for(key).counts[mode] += 1
 
     def give(self, wants: Wants[LotT]) -> None:
         """Give all of it back. Whoever calls this makes sure that it is called once for each take."""
         for pool, units in wants.pools:
             pool.held -= units
-        nodes = self._nodes
-        for key, mode in wants.holds:
-            node = nodes[key]
-            node.counts[mode] -= 1
-            if node.lot is None and node.idle:
-                del nodes[key]
-
-    def states(self, wants: Wants[LotT]) -> tuple[State[LotT], ...]:
-        """Everything that an ask touches and that exists now."""
-        if not wants.holds:
-            return wants.pool_states
-        nodes = self._nodes
-        return wants.pool_states + tuple(nodes[key] for key, _ in wants.holds if key in nodes)
-
-    def node_for(self, key: str) -> Node[LotT]:
-        """The node of a flat key; made when there is none (for one that waits for a claimed key which nobody holds)."""
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = Node(key)
-        return node
-
-    def states_with_lots(self) -> list[State[LotT]]:
-        """Every pool and node for which somebody waits."""
-        found: list[State[LotT]] = [pool for pool in self._pools.values() if pool.lot is not None]
-        found += [node for node in self._nodes.values() if node.lot is not None]
-        return found
-
-    def node(self, key: str) -> Node[LotT] | None:
-        """The node of a flat key, if somebody holds it or waits for it."""
-        return self._nodes.get(key)
-
-    def sweep(self, state: State[LotT]) -> None:
-        """Forget a node that nobody holds and nobody waits for any more."""
-        if isinstance(state, Node) and state.lot is None and state.idle:
-            self._nodes.pop(state.key, None)
+        if wants.holds:
+            nodes = self._nodes
+            for key, mode in wants.holds:
+                node = nodes[key]
+                node.counts[mode] -= 1
+                if node.lot is None and node.idle:
+                    del nodes[key]
 
     def mark_orphan(self, wants: Wants[LotT], step: int) -> None:
-        """Count (+1) or discount (-1) an orphan on everything that it holds."""
-        for state in self.states(wants):
-            state.orphans += step
+        """What a running call holds is held by an orphan from now on (+1), or no longer (-1)."""
+        for pool, units in wants.pools:
+            pool.orphaned += step * units
+        for key, mode in wants.holds:
+            node = self._nodes[key]
+            if node.orphaned is None:
+                node.orphaned = [0, 0, 0, 0]
+            node.orphaned[mode] += step
+
+    # ------------------------------------------------------------------ looking in
 
     def label(self, state: State[LotT], wants: Ask) -> str:
         """What a person is shown for something in the way: `pool crm`, `resource file:{path}`; never a key."""
@@ -242,20 +289,25 @@ class Ledger(Generic[LotT]):
         """Permits held over all pools; nodes held."""
         return sum(pool.held for pool in self._pools.values()), sum(not node.idle for node in self._nodes.values())
 
-    def validate(self, parked: Callable[[State[LotT]], int] | None = None) -> None:
-        """Raise AssertionError when what is held breaks a limit or a mode, or is remembered for nothing."""
+    def validate(self, parked: Callable[[LotT], int] | None = None) -> None:
+        """Raise AssertionError when what is held breaks a limit or a mode, or is remembered for nothing.
+
+        Args:
+            parked: says how many stand in a lot; without it lots are not looked at.
+        """
         for pool in self._pools.values():
             assert 0 <= pool.held, f"{pool} holds less than nothing"
             assert pool.held <= pool.limit, f"{pool} is over its limit"
-            assert pool.orphans >= 0, f"{pool} has {pool.orphans} orphans"
+            assert 0 <= pool.orphaned <= pool.held, f"{pool} has {pool.orphaned} permits with orphans"
         for node in self._nodes.values():
             held = [mode for mode in range(4) if node.counts[mode]]
+            orphaned = node.orphaned or [0, 0, 0, 0]
             assert min(node.counts) >= 0, f"{node} holds less than nothing"
             assert node.counts[X] <= 1, f"{node} is held for writing twice"
             assert all(COMPATIBLE[a][b] for a in held for b in held if a != b), f"{node} is held in modes that conflict"
+            assert all(0 <= a <= b for a, b in zip(orphaned, node.counts, strict=True)), f"{node} miscounts orphans"
             assert held or node.lot is not None, f"{node} is idle and was not forgotten"
-            if parked is not None and node.lot is not None:
-                assert parked(node), f"{node} keeps an empty lot"
+            assert parked is None or node.lot is None or parked(node.lot), f"{node} keeps an empty lot"
 
     def __repr__(self) -> str:
         permits, nodes = self.counts()

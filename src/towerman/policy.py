@@ -1,7 +1,8 @@
 """What was declared: per tool, per pool, for the tower. Checked once, when it is declared.
 
-Theory. Every option has one meaning, one default and one place where it is checked. A mistake is a `PolicyError` that names the
-option, what was given, what is allowed and the fix, and it comes when the tool or tower is made, never with a call.
+Theory. Every option has one meaning, one default and one place where it is checked. A mistake is a `PolicyError` that
+names the option, what was given, what is allowed and the fix, and it comes when the tool or tower is made, never with
+a call.
 
 House rules. Frozen data; no behaviour beyond checking and explaining itself.
 
@@ -17,9 +18,11 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Final, Literal, TypeVar, cast, get_args
 
-from towerman.access import Declared
 from towerman.calls import Result
 from towerman.errors import PolicyError
+
+Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
+"""What a tool declares for `reads` or `writes`: a template, a callable of the arguments, or a list of these."""
 
 Scope = Literal["process", "run", "tenant"]
 """Whom a pool counts for."""
@@ -47,7 +50,8 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
-"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a bounded
+"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
+bounded
 queue (R-71). What is given beside a preset wins over it."""
 
 
@@ -121,7 +125,8 @@ class Pool:
     Args:
         permits: places in it, 1 or more.
         max_queued: how many calls may wait for it; None: only the tower's bound counts.
-        scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one tenant
+        scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one
+            tenant
             together; "run": each run alone, which protects nothing that runs share.
         reserve: permits kept for runs of a priority above 0; below `permits`.
 
@@ -142,7 +147,8 @@ class Pool:
         whole("Pool.reserve", self.reserve, least=0)
         if self.reserve >= self.permits:
             raise PolicyError(
-                f"Pool.reserve: below permits ({self.permits}), or runs of priority 0 could never start; got {self.reserve}"
+                f"Pool.reserve: below permits ({self.permits}), or runs of priority 0 could never start; "
+                f"got {self.reserve}"
             )
 
 
@@ -239,7 +245,8 @@ def tool_policy(
             given[key] = seconds(f"{where}: {key}", given[key])
     if "weight" in given and whole(f"{where}: weight", given["weight"]) > max_concurrency:
         raise PolicyError(
-            f"{where}: weight {given['weight']} is more than the tower's max_concurrency {max_concurrency}: it could never run"
+            f"{where}: weight {given['weight']} is more than the tower's max_concurrency {max_concurrency}: "
+            "it could never run"
         )
     if "max_concurrency" in given:
         whole(f"{where}: max_concurrency", given["max_concurrency"])

@@ -1,14 +1,15 @@
 """Towerman's own daemon threads: workers for sync handlers, and the courier that serves observers.
 
-Theory. The default executor of an event loop is small, shared with everybody, and joined at exit. A handler that blocks for a minute
-must take nobody else's thread and must not keep the process alive. So sync handlers run on threads of our own: as many
-as admission lets run, idle ones are used again and end after a while. What has ended is handed back to the loop in groups, so that many
-completions cost one wake-up.
+Theory. The default executor of an event loop is small, shared with everybody, and joined at exit. A handler that
+blocks for a minute must take nobody else's thread and must not keep the process alive. So sync handlers run on
+threads of our own: as many as admission lets run, idle ones are used again and end after a while. What has ended is
+handed back to the loop in groups, so that many completions cost one wake-up.
 
-House rules. A thread is a daemon and has a telling name. Nothing here decides anything; a job that was given up before its thread came to
-it is skipped, by a ticket that can be taken once.
+House rules. A thread is a daemon and has a telling name. Nothing here decides anything; a job that was given up
+before its thread came to it is skipped, by a ticket that can be taken once.
 
-Not here: which call may run (gate), what its end means (runner). No asyncio: a port is given the function that wakes its loop.
+Not here: which call may run (gate), what its end means (runner). No asyncio: a port is given the function that wakes
+its loop.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ class Port(Generic[JobT]):
     """Where ended work is handed back to one loop, in groups.
 
     Args:
-        wake: called from a worker thread to have the given function called on the loop; raises RuntimeError when the loop is gone.
+        wake: called from a worker thread to have the given function called on the loop; raises RuntimeError when the
+            loop is gone.
         done: called on the loop for each (job, value, error).
         lost: called on the worker thread for a job whose loop is gone.
     """
 
-    __slots__ = ("_done", "_lock", "_lost", "_out", "_wake")
+    __slots__ = ("_done", "_gone", "_lock", "_lost", "_out", "_wake")
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Port(Generic[JobT]):
         self._done = done
         self._lost = lost
         self._lock = threading.Lock()
+        self._gone = False
         self._out: list[tuple[JobT, object, BaseException | None]] = []
 
     def put(self, job: JobT, value: object, error: BaseException | None) -> None:
@@ -70,20 +73,37 @@ class Port(Generic[JobT]):
         with self._lock:
             first = not self._out
             self._out.append((job, value, error))
-        if first:
+        if first or self._gone:
             try:
                 self._wake(self._deliver)
             except RuntimeError:
-                with self._lock:
-                    gone, self._out = self._out, []
-                for lost, _, _ in gone:
-                    self._lost(lost)
+                self.lose()
+
+    def lose(self) -> None:
+        """The loop is gone: what was handed back and never taken is lost, and so is all that comes."""
+        with self._lock:
+            self._gone = True
+            gone, self._out = self._out, []
+        for job, _, _ in gone:
+            self._lost(job)
 
     def _deliver(self) -> None:
         with self._lock:
             group, self._out = self._out, []
-        for job, value, error in group:
-            self._done(job, value, error)
+        for place, (job, value, error) in enumerate(group, 1):
+            try:
+                self._done(job, value, error)
+            except BaseException:
+                self._put_again(group[place:])
+                raise
+
+    def _put_again(self, rest: list[tuple[JobT, object, BaseException | None]]) -> None:
+        """One could not be taken, which must not cost those behind it."""
+        with self._lock:
+            first = bool(rest) and not self._out
+            self._out = rest + self._out
+        if first:
+            self._wake(self._deliver)
 
 
 class Workers(Generic[JobT]):
@@ -109,7 +129,8 @@ class Workers(Generic[JobT]):
     def submit(
         self, port: Port[JobT], job: JobT, ticket: Ticket, context: Context, function: Callable[[], object]
     ) -> None:
-        """Run `function` in `context` on a thread and hand what comes of it to `port`, unless the ticket was taken before.
+        """Run `function` in `context` on a thread and hand what comes of it to `port`, unless the ticket was taken
+        before.
 
         Raises:
             RuntimeError: the system gives no further thread; nothing was queued.
@@ -191,12 +212,20 @@ class Courier(Generic[ItemT]):
         self._name = name
         self._most = most
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[ItemT | threading.Event] = SimpleQueue()
+        self._queue: SimpleQueue[ItemT | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._sent = 0
         self._taken = 0
         self._dropped = 0
         self._failed = 0
+
+    def add(self, receiver: Callable[[ItemT], None]) -> None:
+        """One more receiver; it gets what is delivered from now on."""
+        self._receivers = (*self._receivers, receiver)
+
+    def remove(self, receiver: Callable[[ItemT], None]) -> None:
+        """Forget a receiver; one that is not known is ignored."""
+        self._receivers = tuple(known for known in self._receivers if known is not receiver)
 
     def send(self, item: ItemT) -> None:
         """Queue one item; never blocks, never raises for a full queue."""
@@ -217,6 +246,8 @@ class Courier(Generic[ItemT]):
     def _work(self) -> None:
         while True:
             item = self._queue.get()
+            if item is None:
+                return
             if isinstance(item, threading.Event):
                 item.set()
                 continue
@@ -226,6 +257,13 @@ class Courier(Generic[ItemT]):
                     receiver(item)
                 except Exception:
                     self._failed += 1
+
+    def close(self) -> None:
+        """Let the thread end once it has delivered what was sent before; a later item starts another one."""
+        with self._lock:
+            if self._thread is not None:
+                self._thread = None
+                self._queue.put(None)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""

@@ -232,7 +232,7 @@ def _ticks(width: int, horizon: float, unit: _Unit, ascii_only: bool) -> tuple[s
     for attempt in range(60):  # pragma: no branch - a step as long as the axis always fits
         candidate = step * 10.0 ** (attempt // 3) * factors[attempt % 3]
         decimals = max(0, -math.floor(math.log10(candidate) + 1e-9))
-        room = max(6, len(_number(whole, decimals)) + 3)
+        room = max(5, len(_number(whole, decimals)) + 2)
         if candidate / whole * width >= room or candidate > whole:
             step = candidate
             break

@@ -1,7 +1,7 @@
 """A declared tool, compiled: everything about it that depends on no call.
 
-Theory. What can be known when a tool is declared is worked out once: its schema and validator, its resource rule, how its handler is
-called and where. A call then only looks things up.
+Theory. What can be known when a tool is declared is worked out once: its schema and validator, its resource rule, how
+its handler is called and where. A call then only looks things up.
 
 House rules. A mistake in a declaration is a `PolicyError` here, never a failed call later.
 
@@ -43,6 +43,8 @@ class Tool:
         max_wait: seconds one call may wait.
         wait: it waits when busy.
         max_result_bytes: bound of its result.
+        effect_free: it has no side effect.
+        own_task: each call runs in a task of its own.
     """
 
     policy: ToolPolicy
@@ -58,6 +60,8 @@ class Tool:
     max_wait: float
     wait: bool
     max_result_bytes: int
+    effect_free: bool
+    own_task: bool
 
     @property
     def name(self) -> str:
@@ -70,7 +74,7 @@ class Tool:
 
 def is_coroutine_function(handler: Callable[..., object]) -> bool:
     """Does calling it give a coroutine? Looks through partials, methods and callable objects."""
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def compile_tool(
@@ -138,6 +142,8 @@ def compile_tool(
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
+        effect_free=policy.effect_free,
+        own_task=policy.own_task,
     )
 
 

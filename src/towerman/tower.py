@@ -1,8 +1,8 @@
 """The public Tower and Run: tools and limits on one side, provider responses on the other.
 
-Theory. A tower is made once, at import if you like: it binds to no loop. A run is one agent's work; it takes the model's responses one
-after another and answers each call of each. What a batch comes to is a `BatchResult`: the results in emitted order, and the messages that the
-provider wants next.
+Theory. A tower is made once, at import if you like: it binds to no loop. A run is one agent's work; it takes the
+model's responses one after another and answers each call of each. What a batch comes to is a `BatchResult`: the
+results in emitted order, and the messages that the provider wants next.
 
 House rules. No rule of admission lives here; this room binds names to the rooms that have them.
 
@@ -11,7 +11,6 @@ Not here: how calls are decided, run and sealed (gate, plan, runner), what provi
 
 from __future__ import annotations
 
-import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
 from types import TracebackType
-from typing import Self, TypeVar, overload
-from weakref import WeakKeyDictionary
+from typing import Self, TypeVar, cast, overload
 
-from towerman.access import Declared
 from towerman.calls import Batch, Call, Result
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.errors import PolicyError
@@ -31,6 +28,7 @@ from towerman.ledger import Ledger
 from towerman.ledger import Pool as LedgerPool
 from towerman.policy import (
     TOWER_OPTIONS,
+    Declared,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -45,10 +43,11 @@ from towerman.policy import (
     seconds,
     whole,
 )
-from towerman.runner import Context, Core, RunState, Shell, Work, pool_key
+from towerman.runner import Shells
 from towerman.threads import Courier
 from towerman.tools import compile_tool
 from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
+from towerman.work import Context, Core, RunState, Work, pool_key
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
@@ -171,7 +170,7 @@ class PoolStatistics:
         peak: the most that were ever taken at once.
         queued: calls that wait and want some of it.
         scope: whom it counts for.
-        orphans: orphans that hold some of it.
+        orphaned: permits of `held` that orphans hold.
     """
 
     limit: int
@@ -179,7 +178,7 @@ class PoolStatistics:
     peak: int
     queued: int
     scope: str
-    orphans: int
+    orphaned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +259,8 @@ class Run:
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
-            on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too large.
+            on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
+                large.
                 If it raises, the batch is finished first and then the error is raised.
 
         Returns:
@@ -268,12 +268,13 @@ class Run:
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
-            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the tower's
+            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
+            tower's
                 `grace`; its results are in `last_batch`.
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         batch = calls if isinstance(calls, Batch) else self._decode(calls, format)
-        shell = self._tower._shell()
+        shell = self._tower._shells.here()
         work: Work | None = None
 
         def begun(one: Work) -> None:
@@ -301,7 +302,8 @@ class Run:
     ) -> None:
         """Cancel what this run has at work: all of it, or one call. May be called from any thread.
 
-        What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets its result.
+        What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets
+        its result.
         The run stays open.
 
         Args:
@@ -309,47 +311,23 @@ class Run:
             call_id: cancel only calls with this provider id.
             index: cancel only the call at this place of its batch.
         """
-        for work in list(self._state.works):
-            shell = work.shell
-            if call_id is None and index is None:
-                _on_loop(shell, shell.cancel_work, work, reason)
-            else:
-                for place, call in enumerate(work.calls):
-                    if (call_id is None or call.id == call_id) and (index is None or place == index):
-                        _on_loop(shell, shell.cancel_call, work, place, reason)
+        self._tower._shells.cancel(self._state, reason, call_id, index)
 
     async def aclose(self) -> None:
-        """Close the run: nothing new is taken, what is at work is cancelled and waited for (at most `grace` seconds)."""
+        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds)."""
         state = self._state
-        if state.closed is not None:
+        if state.number not in self._tower._runs:
             return
-        state.closed = "it was left"
+        state.closed = state.closed or "it was left"
         self.cancel("the run was closed")
-        limit = self._tower._core.now() + self._tower.policy.grace + 1.0
-        interrupted: asyncio.CancelledError | None = None
-        while state.works and self._tower._core.now() < limit:
-            try:
-                await asyncio.sleep(0.001)
-            except asyncio.CancelledError as caught:
-                interrupted = caught
-        self._tower._close_run(state)
-        if interrupted is not None:
-            raise interrupted
+        try:
+            await self._tower._shells.wait_sealed(state)
+        finally:
+            self._tower._close_run(state)
 
     def __repr__(self) -> str:
         state = "closed" if self._state.closed is not None else "open"
         return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
-
-
-def _on_loop(shell: Shell, function: Callable[..., None], *args: object) -> None:
-    try:
-        here = asyncio.get_running_loop()
-    except RuntimeError:
-        here = None
-    if here is shell.loop:
-        function(*args)
-    else:
-        shell.loop.call_soon_threadsafe(function, *args)
 
 
 # -------------------------------------------------------------------------------------------- the tower
@@ -363,15 +341,18 @@ class Tower:
         run_concurrency: calls of one run that may run at once.
         pools: named limits that tools share: name to permits or `Pool`.
         max_calls_per_batch: calls that are run for one response.
-        on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all, slower.
-        undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in emitted
+        on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
+            slower.
+        undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
+            emitted
             order within its run), "exclusive" (alone in the process), "independent".
         when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
         grace: seconds a call that was told to stop has for cleaning up.
-        on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold" until
+        on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
+            until
             its work ends, or "release" at once.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
@@ -382,7 +363,8 @@ class Tower:
     Raises:
         PolicyError: an option out of its range, naming it and the fix.
 
-    A tower belongs to no event loop and may be made at import. It is a plain and an async context manager; `aclose` ends it.
+    A tower belongs to no event loop and may be made at import. It is a plain and an async context manager; `aclose`
+    ends it.
     """
 
     def __init__(
@@ -409,19 +391,17 @@ class Tower:
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
-        receivers = tuple(observers)
-        for receiver in receivers:
-            if not callable(receiver):
-                raise PolicyError(f"observers: callables that take an Event; got {type(receiver).__name__}")
-        self._courier: Courier[Event] | None = Courier(receivers) if receivers else None
+        self._courier: Courier[Event] = Courier(())
         gate: Gate[tuple[Work, int]] = Gate(Ledger())
-        self._core = Core(self.policy, gate, _clock or RealClock(), self._courier.send if self._courier else None)
-        self._shells: WeakKeyDictionary[asyncio.AbstractEventLoop, Shell] = WeakKeyDictionary()
+        self._core = Core(self.policy, gate, _clock or RealClock())
+        self._shells = Shells(self._core)
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         self._prefix = secrets.token_hex(4)
         self._stale: set[str] = set()
         self._closed = False
+        for observer in observers:
+            self.add_observer(observer)
         ledger = gate.ledger
         ledger.add_pool(LedgerPool("process", "pool process", max_concurrency))
         for name, pool in self.policy.pools.items():
@@ -515,6 +495,8 @@ class Tower:
                 LedgerPool(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
             )
         core.add_tool(tool)
+        for state in list(self._runs.values()):
+            core.widen(state)
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -576,7 +558,9 @@ class Tower:
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
             max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
-            fail_fast: after the first failure of a batch nothing more of it starts, and running calls without side effects are cancelled.
+            fail_fast: after the first failure of a batch nothing more of it starts, and what runs without side effects
+                is
+                cancelled.
 
         Raises:
             PolicyError: an option out of its range.
@@ -593,7 +577,7 @@ class Tower:
         except (ValueError, TypeError) as wrong:
             raise PolicyError(str(wrong)) from None
         window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
-        may, may_not = _matcher("allow", allow), _matcher("deny", deny)
+        may_call = _permission(allow, deny)
         with core.lock:
             self._run_count += 1
             number = self._run_count
@@ -607,8 +591,7 @@ class Tower:
                 priority=priority,
                 limit=limit,
                 fail_fast=fail_fast,
-                allow=may,
-                deny=may_not,
+                may_call=may_call,
             )
             if self._closed:
                 state.closed = "the tower is closed"
@@ -636,19 +619,14 @@ class Tower:
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, on_result=on_result)
 
-    def _shell(self) -> Shell:
-        loop = asyncio.get_running_loop()
-        shell = self._shells.get(loop)
-        if shell is None:
-            shell = self._shells[loop] = Shell(self._core, loop)
-        return shell
-
     def _close_run(self, state: RunState) -> None:
         core = self._core
         with core.lock:
             if self._runs.pop(state.number, None) is None:
                 return
-            if not state.works:
+            if state.works:
+                state.gone = True
+            else:
                 core.gate.close_flow(state.flow)
             self._stale.add(f"run:{state.number}")
             tenants = {other.tenant for other in self._runs.values()}
@@ -656,11 +634,32 @@ class Tower:
                 if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
                     self._stale.add(pool_key(name, pool.scope, state))
             self._stale = {key for key in self._stale if not core.gate.ledger.drop_pool(key)}
-        for shell in list(self._shells.values()):
-            if shell.loop.is_running():
-                _on_loop(shell, shell.rest)
+        self._shells.rest()
 
     # ---------------------------------------------------------------- looking in, ending
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Let an observer see nothing more, once it has seen all events so far (waits at most `grace` seconds)."""
+        self.flush()
+        self._courier.remove(observer)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let one more observer see the events from now on.
+
+        Args:
+            observer: a callable that takes an `Event`; it runs on Towerman's observer thread.
+
+        Raises:
+            PolicyError: it is not callable.
+        """
+        if not callable(observer):
+            raise PolicyError(f"observers: callables that take an Event; got {type(observer).__name__}")
+        self._courier.add(observer)
+        core = self._core
+        with core.lock:
+            core.emit = self._courier.send
+            if core.gate.notes is None:
+                core.gate.notes = []
 
     def statistics(self) -> Statistics:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
@@ -670,12 +669,12 @@ class Tower:
             gate = core.gate.statistics()
             pools = {
                 self._shown(key): PoolStatistics(
-                    pool.limit, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphans
+                    pool.limit, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
                 for key, pool in core.gate.ledger.pools.items()
             }
-            outcomes, codes = dict(core.outcomes), dict(core.codes)
-        sent = self._courier.statistics() if self._courier else {"sent": 0, "dropped": 0, "failed": 0}
+            outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
+        sent = self._courier.statistics()
         return Statistics(
             pools=pools,
             runs=len(self._runs),
@@ -702,9 +701,11 @@ class Tower:
         return f"{head}run:{state.run_id}" if state is not None else key
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until observers have seen every event so far, at most `timeout` seconds (default: `grace`); say whether they have."""
-        if self._courier is None:
-            return True
+        """Wait until observers have seen every event so far, and say whether they have.
+
+        Args:
+            timeout: the longest wait in seconds; default: the tower's `grace`.
+        """
         return self._courier.flush(self.policy.grace if timeout is None else seconds("timeout", timeout, zero=True))
 
     async def aclose(self, grace: float | None = None) -> None:
@@ -716,7 +717,9 @@ class Tower:
         self._closed = True
         for state in list(self._runs.values()):
             await Run(self, state).aclose()
-        await asyncio.get_running_loop().run_in_executor(None, self.flush, grace)
+        if self._core.emit is not None:
+            await self._shells.wait_flushed(lambda: self.flush(grace))
+            self._courier.close()
         self._core.workers.close()
 
     def close(self) -> None:
@@ -725,6 +728,7 @@ class Tower:
         for state in list(self._runs.values()):
             state.closed = state.closed or "the tower is closed"
         self.flush()
+        self._courier.close()
         self._core.workers.close()
 
     async def __aenter__(self) -> Self:
@@ -752,11 +756,18 @@ class Tower:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
 
 
+def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:
+    may, may_not = _matcher("allow", allow), _matcher("deny", deny)
+    if may is None and may_not is None:
+        return None
+    return lambda name: (may is None or may(name)) and (may_not is None or not may_not(name))
+
+
 def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
     if patterns is None:
         return None
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
-    for pattern in listed:
+    for pattern in cast("list[object]", listed):
         if not isinstance(pattern, str) or not pattern:
             raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(pattern).__name__}")
     if not listed:

@@ -1,12 +1,12 @@
 """What is recorded of a batch, and who may see it.
 
-Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its
-handler started, it was refused, its result was sealed, work that outlived its result has ended.
-An event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
-exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
+Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its handler
+started, it was refused, its result was sealed, work that outlived its result has ended. An event carries names,
+sizes, times and codes. It has no field for an argument, a result's value or the text of an exception, so no observer
+can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
-An observer is any callable that takes an `Event`. Observers are served by a thread of their own, in order: a slow one delays no call,
-a broken one breaks none. What could not be delivered is counted in `Tower.statistics()`.
+An observer is any callable that takes an `Event`. Observers are served by a thread of their own, in order: a slow one
+delays no call, a broken one breaks none. What could not be delivered is counted in `Tower.statistics()`.
 
 House rules. Records are cheap tuples inside; they become Events only when somebody looks.
 

@@ -113,12 +113,12 @@ def _read(
     if role is not None and role != "assistant":
         raise InputError(f"{place}role: 'assistant' is wanted; hand in the message that the model wrote")
     given = message.get("tool_calls")
+    if not given and message.get("function_call") is not None:
+        raise InputError(
+            f"{place}function_call: this retired form has no id to answer; declare the tools with `tools=` "
+            "instead of `functions=`, so that the model writes `tool_calls`"
+        )
     if given is None:
-        if message.get("function_call") is not None:
-            raise InputError(
-                f"{place}function_call: this retired form has no id to answer; declare the tools with `tools=` "
-                "instead of `functions=`, so that the model writes `tool_calls`"
-            )
         return Batch((), "openai", message, truncated, response_id)
     items = items_of(given)
     if items is None:

@@ -12,19 +12,17 @@ Not here: drawing a batch (timeline), the demo's world (desk).
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
-from towerman.errors import TowermanError
+from towerman.cli.words import INTERRUPTED, NOT_OK, Wrong, complain
 
-__all__ = ["Wrong", "main"]
+__all__ = ["main"]
 
-OK, NOT_OK, WRONG, INTERRUPTED = 0, 1, 2, 130
-
-
-class Wrong(TowermanError):
-    """The input or the configuration is wrong; the text is one line that names the place and the fix."""
+_OUTPUT_ERRORS: Final = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `towerman`; those of the process when not given.
     """
+    if sys.stdout is None:  # started with its stdout closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
     try:
         from towerman.cli.app import run_app
 
@@ -43,22 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read stdout has gone. Python would flush once more at exit and complain: let it write to nowhere.
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except (OSError, ValueError):
-            pass  # stdout is no file of the system's: nothing will be flushed
+    except OSError as error:
+        # Only what goes wrong with our own output is left to here; whoever closed a pipe needs no words about it.
+        if error.errno not in _OUTPUT_ERRORS:
+            raise
+        if error.errno != errno.EPIPE:
+            complain(f"the output cannot be written: {error.strerror}")
+        _give_up_stdout()
         return NOT_OK
     return code
 
 
-def complain(text: str) -> int:
-    """Say one line on stderr; returns the exit code for wrong input."""
-    from towerman.timeline import printable
-
+def _give_up_stdout() -> None:
+    """Python flushes stdout once more at exit, and would complain: let that go to nowhere."""
     try:
-        print(f"towerman: {printable(' '.join(text.split()))}", file=sys.stderr, flush=True)
-    except OSError:
-        pass  # nobody listens there either
-    return WRONG
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass  # stdout is no file of the system's: nothing will be flushed

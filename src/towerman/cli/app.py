@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from towerman.cli import INTERRUPTED, NOT_OK, OK, WRONG, Wrong, complain
-from towerman.errors import InputError
+from towerman.cli.words import INTERRUPTED, NOT_OK, OK, WRONG, Wrong, complain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from towerman.observers import JsonlObserver
     from towerman.timeline import Story
     from towerman.tower import BatchResult
-    from towerman.trace import Span
+    from towerman.trace import Observer, Span
 
 
 class Format(StrEnum):
@@ -99,62 +98,54 @@ def demo(
 ) -> int:
     """Run 15 tool calls against the built-in support desk.
 
-    They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files in a temporary folder. Two updates
-    go to one ticket, two edits to one file, four calls want a pool of 2; one call fails, one names an unknown tool
-    and one has broken JSON, on purpose. The exit code is 0 when every call ends as promised and database and files
-    hold what they should, else 1.
+    They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files
+    in a temporary folder. Two updates go to one ticket, two edits to one file, four calls want a pool of 2; one call
+    fails, one names an unknown tool and one has broken JSON, on purpose. The exit code is 0 when every call ends as
+    promised and database and files hold what they should, else 1.
     """
     from towerman.adapters import decode
+    from towerman.cli.show import ForPeople, ForPrograms
+    from towerman.cli.work import perform
     from towerman.desk import FORMS, Desk, check, open_tower
 
     with ExitStack() as stack:
         folder = _folder(stack, keep)
-        recorder = _recorder(stack, trace)
+        recorders = _recorders(stack, trace)
         batch = decode(FORMS[format.value](), format.value)
+        face: ForPeople | ForPrograms = ForPrograms() if as_json else ForPeople(batch)
+        stack.enter_context(face)
+        if isinstance(face, ForPeople):
+            face.screen.print("A support desk: a database, some files, and a CRM that takes 2 requests at once.")
+            face.screen.print(
+                f"A model sent {len(batch.calls)} tool calls in one message. Each is cleared before it runs:\n"
+            )
         desk = Desk(folder)
-        observers = [] if recorder is None else [recorder]
-        if as_json:
-            from towerman.cli.show import stdout_for_json, write_json
-            from towerman.cli.work import perform
-
-            with stdout_for_json():
-                result, interrupted = perform(open_tower(desk, observers=observers), batch, "demo")
-            if result is not None:
-                write_json(result.messages())
-            if interrupted or result is None:
-                return INTERRUPTED
-            broken = check(desk, result)[1]
-            for sentence in broken:
-                complain(f"not as promised: {sentence}")
-            return NOT_OK if broken else OK
-
-        from towerman.cli.live import Board
-        from towerman.cli.show import console
-        from towerman.cli.work import live, perform
-
-        screen = console()
-        screen.print(
-            "Towerman demo: a support desk, its database, its files and a CRM that takes 2 requests at a time."
-        )
-        screen.print(f"A model sent one message with {len(batch.calls)} tool calls. Each is cleared before it runs:\n")
-        board = Board([call.tool for call in batch.calls])
-        with live(screen, board):
-            result, interrupted = perform(open_tower(desk, observers=[board, *observers]), batch, "demo")
-        _show(screen, result)
+        tower = open_tower(desk, observers=[*face.observers, *recorders])
+        result, interrupted = perform(tower, batch, "demo", face)
         if interrupted or result is None:
             complain("interrupted")
             return INTERRUPTED
         kept, broken = check(desk, result)
-        tick, cross = ("+", "-") if not _unicode(screen) else ("✓", "✗")
-        screen.print("\nWhat came of it, looked up in the database and the files:")
-        for sentence in kept:
-            screen.print(f"  {tick} {sentence}", style="green")
-        for sentence in broken:
-            screen.print(f"  {cross} not as promised: {sentence}", style="bold red")
-        if keep is not None:
-            screen.print(f"\nDatabase and files are in {keep}")
-        screen.print("\nYour own calls and tools: towerman run CALLS --tools module:tower")
+        if isinstance(face, ForPeople):
+            _say_what_came_of_it(face.screen, kept, broken, keep)
+        else:
+            for sentence in broken:
+                complain(f"not as promised: {sentence}")
         return NOT_OK if broken else OK
+
+
+def _say_what_came_of_it(screen: Console, kept: Sequence[str], broken: Sequence[str], keep: Path | None) -> None:
+    from towerman.cli.show import takes_only_ascii
+
+    tick, cross = ("+", "-") if takes_only_ascii(screen) else ("✓", "✗")
+    screen.print("\nWhat came of it, looked up in the database and the files:")
+    for sentence in kept:
+        screen.print(f"  {tick} {sentence}", style="green")
+    for sentence in broken:
+        screen.print(f"  {cross} not as promised: {sentence}", style="bold red")
+    if keep is not None:
+        screen.print(f"\nDatabase and files are in {keep}", soft_wrap=True)
+    screen.print("\nYour own calls and tools: towerman run CALLS --tools module:tower")
 
 
 @app.command(epilog=_EXIT_CODES)
@@ -180,45 +171,28 @@ def run(
 ) -> int:
     """Run a batch of your own against your own tools.
 
-    CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the timeline and the results. Otherwise, and with --json, stdout gets
-    the messages for the provider as JSON and nothing else; what the tools print goes to stderr. After Ctrl-C the
-    results so far are printed all the same: every call has one.
+    CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the
+    timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
+    nothing else; what the tools print goes to stderr. After Ctrl-C the results so far are printed all the same:
+    every call has one.
     """
-    from towerman.adapters import decode
-    from towerman.cli.load import load_tower, read_text, shown
+    from towerman.cli.load import load_tower, read_batch, shown
+    from towerman.cli.show import ForPeople, ForPrograms
 
-    for_program = as_json or not sys.stdout.isatty()
     with ExitStack() as stack:
-        try:
-            batch = decode(read_text(calls), None if format is None else format.value)
-        except InputError as problem:
-            raise Wrong(f"{shown(calls)}: {problem}") from None
-        if for_program:
-            from towerman.cli.show import stdout_for_json
-
-            stack.enter_context(stdout_for_json())
+        batch = read_batch(calls, None if format is None else format.value)
+        for_program = as_json or not sys.stdout.isatty()
+        face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
+        stack.enter_context(face)
         tower = load_tower(tools)
-        recorder = _recorder(stack, trace)
-        from towerman.cli.work import attach, live, perform
+        recorders = _recorders(stack, trace)
+        from towerman.cli.work import perform
 
-        if recorder is not None:
-            attach(tower, recorder)
-        if for_program:
-            result, interrupted = perform(tower, batch, None)
-        else:
-            from towerman.cli.live import Board
-            from towerman.cli.show import console
-
-            screen = console()
-            board = Board([call.tool for call in batch.calls])
-            attach(tower, board)
-            with live(screen, board):
-                result, interrupted = perform(tower, batch, None)
-            _show(screen, result)
-    if for_program and result is not None:
-        from towerman.cli.show import write_json
-
-        write_json(result.messages())
+        watching: list[Observer] = [*face.observers, *recorders]
+        for observer in watching:
+            tower.add_observer(observer)
+            stack.callback(tower.remove_observer, observer)
+        result, interrupted = perform(tower, batch, None, face)
     return _verdict(shown(calls), batch, result, interrupted)
 
 
@@ -245,8 +219,8 @@ def trace(
 ) -> int:
     """Draw the timeline of each recorded batch.
 
-    FILE was written by --trace, or by a JsonlObserver. A line that is no event is named and passed over; then the exit code is 1. That recorded calls failed does not
-    change the exit code.
+    FILE was written by --trace, or by a JsonlObserver. A line that is no event is named and passed over; then the
+    exit code is 1. That recorded calls failed does not change the exit code.
     """
     from towerman.cli.load import read_bytes, shown
     from towerman.observers import read_events
@@ -330,32 +304,13 @@ def _span_as_dict(span: Span) -> dict[str, object]:
     }
 
 
-def _unicode(screen: Console) -> bool:
-    from towerman.cli.show import takes_only_ascii
-
-    return not takes_only_ascii(screen)
-
-
-def _show(screen: Console, result: BatchResult | None) -> None:
-    """The timeline and the results, for a person."""
-    from towerman.cli.show import has_color, print_drawing, results_table, takes_only_ascii
-    from towerman.timeline import draw
-
-    if not result:
-        return
-    drawing = draw(result.spans(), width=screen.width, color=has_color(screen), ascii_only=takes_only_ascii(screen))
-    print_drawing(screen, drawing)
-    screen.print()
-    results_table(screen, list(result))
-
-
-def _recorder(stack: ExitStack, path: Path | None) -> JsonlObserver | None:
+def _recorders(stack: ExitStack, path: Path | None) -> list[JsonlObserver]:
     if path is None:
-        return None
+        return []
     from towerman.observers import JsonlObserver
 
     try:
-        return stack.enter_context(JsonlObserver(path))
+        return [stack.enter_context(JsonlObserver(path))]
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise Wrong(f"--trace {path}: cannot be written: {reason}") from None

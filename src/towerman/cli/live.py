@@ -62,11 +62,13 @@ class Board:
     def __init__(self, tools: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._now = RealClock().now
-        self._began = self._now()
+        self._began: float | None = None
         self._lines = [Line(printable(tool)) for tool in tools]
 
     def __call__(self, event: Event) -> None:
         """Take one event; one that belongs to no call of this batch changes nothing."""
+        if event.kind == "batch_started":
+            self._began = event.time
         if event.index is None or not 0 <= event.index < len(self._lines):
             return
         with self._lock:
@@ -112,7 +114,7 @@ class Board:
         lines = self.lines()
         counts = Counter(line.state for line in lines)
         title = Text.assemble(
-            (f"{now - self._began:4.1f} s  ", "dim"),
+            (f"{_seconds(0.0 if self._began is None else now - self._began):>4} s  ", "dim"),
             (f"{counts['running']} running", _STYLES["running"]),
             "  ",
             (f"{counts['waiting'] + counts['held']} waiting", _STYLES["waiting"]),
@@ -146,7 +148,8 @@ def _cells(line: Line, now: float) -> tuple[Text, Text, Text]:
         return Text("done", style=style), Text(what, style=style), Text(_seconds(line.seconds))
     style = _STYLES[line.state]
     since = None if line.since is None else now - line.since
-    what = line.blocker if line.state == "waiting" else ""
+    # A call that is held back has no event until its turn comes, unless the plan said whom it waits for.
+    what = line.blocker or ("calls before it" if line.state == "held" else "")
     return (
         Text("waiting" if line.state == "held" else line.state, style=style),
         Text(what, style=style),

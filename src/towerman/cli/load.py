@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from towerman.cli import Wrong
+from towerman.cli.words import Wrong
+from towerman.errors import InputError
 
 if TYPE_CHECKING:
+    from towerman.calls import Batch
     from towerman.tower import Tower
 
 
@@ -47,6 +49,30 @@ def read_text(name: str) -> str:
         return read_bytes(name).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise Wrong(f"{shown(name)}: not UTF-8 text (byte {error.start + 1})") from None
+
+
+def read_batch(name: str, format: str | None) -> Batch:
+    """The calls in a file, or in stdin for `-`.
+
+    Args:
+        name: a path, or `-`.
+        format: the form they have; None to find out.
+
+    Raises:
+        Wrong: it cannot be read, or is no batch of calls in that form.
+    """
+    from towerman.adapters import decode
+
+    text = read_text(name)
+    try:
+        batch = decode(text, format)
+        # An answer of one provider without calls can look like an answer of another that has some.
+        other = decode(text) if format is not None and not batch.calls else batch
+    except InputError as problem:
+        raise Wrong(f"{shown(name)}: {problem}") from None
+    if len(other.calls) > len(batch.calls):
+        raise Wrong(f"{shown(name)}: no calls in it as {format}, but {len(other.calls)} as {other.format}")
+    return batch
 
 
 def shown(name: str) -> str:

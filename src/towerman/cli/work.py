@@ -1,77 +1,77 @@
-"""One batch run for the command line: live on a terminal, sealed first when it is interrupted."""
+"""One batch run for the command line: watched while it runs, sealed first when it is interrupted."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from towerman.cli.live import Board
-from towerman.threads import Courier
-from towerman.trace import Event
+from towerman.cli.words import complain
+from towerman.clock import RealClock
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from towerman.calls import Batch
+    from towerman.cli.show import ForPeople, ForPrograms
     from towerman.tower import BatchResult, Tower
-    from towerman.trace import Observer
 
 
-def live(screen: Console, board: Board) -> AbstractContextManager[object]:
-    """Show the board on a terminal while the block runs, and leave nothing of it behind."""
-    from rich.live import Live
-
-    if not screen.is_terminal or screen.is_dumb_terminal:
-        return nullcontext()
-    # Two lines for title and headings, one for "and more", one that the cursor stands in.
-    rows = max(1, screen.height - 4)
-    return Live(
-        get_renderable=lambda: board.table(rows), console=screen, refresh_per_second=12, transient=True, screen=False
-    )
-
-
-def attach(tower: Tower, observer: Observer) -> None:
-    """Let an observer see a tower's events from now on, beside those that the tower was made with."""
-    before, courier = tower._courier, Courier[Event]((observer,))
-    core = tower._core
-    if before is None:
-        tower._courier, core.emit, core.gate.notes = courier, courier.send, core.gate.notes or []
-    else:
-        before._receivers = (*before._receivers, observer)
-
-
-def perform(tower: Tower, batch: Batch, run_id: str | None) -> tuple[BatchResult | None, bool]:
-    """Run one batch to its end and close the tower.
+def perform(
+    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms
+) -> tuple[BatchResult | None, bool]:
+    """Run one batch to its end and show what came of it.
 
     Ctrl-C and SIGTERM cancel the run: what is running is asked to stop, everything is sealed, and the results are
-    handed back. A second Ctrl-C leaves at once.
+    shown. Work that goes on after its result then gets the tower's `grace` to end; another Ctrl-C leaves at once.
 
     Args:
-        tower: it is closed afterwards, so that its observers have seen everything.
+        tower: whose tools they are; it stays open, and its observers have seen everything.
         batch: as an adapter read it.
         run_id: of the run.
+        face: shows it.
 
     Returns:
         The results (None when it was interrupted before there were any), and whether it was interrupted.
     """
-    return asyncio.run(_perform(tower, batch, run_id))
+    return asyncio.run(_perform(tower, batch, run_id, face))
 
 
-async def _perform(tower: Tower, batch: Batch, run_id: str | None) -> tuple[BatchResult | None, bool]:
+async def _perform(
+    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms
+) -> tuple[BatchResult | None, bool]:
     task = asyncio.current_task()
     assert task is not None
     with _on_sigterm(task.cancel):
+        result: BatchResult | None
+        interrupted = False
         try:
             async with tower.run(run_id) as run:
-                try:
-                    return await run.execute(batch), False
-                except asyncio.CancelledError:
-                    return run.last_batch, True
+                with face.live():
+                    try:
+                        result = await run.execute(batch)
+                    except asyncio.CancelledError:
+                        result, interrupted = run.last_batch, True
+            if result is not None:
+                face.show(result)
+            await _linger(tower)
         finally:
-            await tower.aclose()
+            tower.flush()
+    return result, interrupted
+
+
+async def _linger(tower: Tower) -> None:
+    """A process that ends takes its threads with it, in the middle of a write if need be: let them come to an end."""
+    going_on = tower.statistics().orphans
+    if not going_on:
+        return
+    grace = tower.policy.grace
+    work = "1 call is" if going_on == 1 else f"{going_on} calls are"
+    complain(f"{work} still at work; waiting up to {grace:g} s for the end (Ctrl-C leaves at once)")
+    now = RealClock().now
+    limit = now() + grace
+    while tower.statistics().orphans and now() < limit:  # noqa: ASYNC110 - threads end without an event
+        await asyncio.sleep(0.02)
 
 
 class _on_sigterm:

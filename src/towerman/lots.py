@@ -1,0 +1,355 @@
+"""Where calls wait: entries, runs, lots, and the instants at which a wait is over.
+
+Theory. Whoever cannot start is parked in the lot of one state (a pool or a resource node) that is in its way, in the bay
+of those who need the same of it: they fit or do not fit together. What one run has in one bay is a line: some of its
+entries are parked, the calls behind them are its backlog. A line keeps its bay alive, a bay its lot, and a lot its node;
+when the line ends, all that is not needed by others goes.
+
+A bay keeps its waiters in a heap of ranks. Whoever leaves does not search the heap: its rank is stale from then on, and
+stale ranks are dropped when they come to the top or outnumber the others. Deadlines are kept the same way: a first-in-first-out
+lane for each length of wait, since those who come later are due later, and a heap for the rest.
+
+House rules. Nothing is decided here. Nothing is kept of one who has left: a rank points to its entry and the entry to its
+rank, so the tie is cut when it leaves.
+
+Not here: who goes first and who waits (gate), what is held (ledger).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final, Generic, Literal, TypeVar
+
+from towerman.calls import Rejection
+from towerman.ledger import Node, State, Wants
+
+OwnerT = TypeVar("OwnerT")
+
+PARKED: Final = 1
+GRANTED: Final = 2
+REJECTED: Final = 3
+DONE: Final = 4
+Status = Literal[1, 2, 3, 4]
+
+NEVER: Final = float("inf")
+
+SLACK: Final = 64
+"""Stale records that are not worth a clean-up."""
+
+Need = tuple[int, bool]
+"""What of a state is needed: (permits, may use the reserve) of a pool, (mode, False) of a node."""
+
+Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
+"""(class with its sign turned, order of promotion or NEVER, start tag, number, entry); the least goes first."""
+
+Offer = tuple[Wants["Lot[OwnerT]"], OwnerT, float]
+"""A ready call that is no entry yet: what it wants, its owner, the instant it was offered."""
+
+
+class Entry(Generic[OwnerT]):
+    """One ready call in the gate, from the moment it is handed in to its release; its identity for life.
+
+    Attributes:
+        wants: what it needs, all at once.
+        owner: whatever the shell knows it by; never looked at here.
+        flow: the run it belongs to.
+        status: PARKED, GRANTED, REJECTED or DONE.
+        since: the instant it was handed in, or from which it waits behind one that waited in vain.
+        orphan: its result was sealed while its work goes on.
+        rejection: why not, once it is rejected.
+        blocked_by: what it was parked for, first to last, as people are shown it.
+    """
+
+    __slots__ = (
+        "blocked_by",
+        "clock",
+        "deadline",
+        "flow",
+        "line",
+        "orphan",
+        "owner",
+        "passes",
+        "queued",
+        "rank",
+        "rejection",
+        "since",
+        "status",
+        "wants",
+    )
+
+    def __init__(
+        self, wants: Wants[Lot[OwnerT]], owner: OwnerT, flow: Flow[OwnerT], since: float, status: Status
+    ) -> None:
+        self.wants = wants
+        self.owner = owner
+        self.flow = flow
+        self.since = since
+        self.status: Status = status
+        self.orphan = False
+        self.blocked_by: tuple[str, ...] = ()
+        self.rank: Rank[OwnerT] | None = None
+
+    # Set while it is parked.
+    line: Line[OwnerT]
+    clock: float  # the instant from which its wait counts; NEVER while it waits for its own siblings
+    deadline: float  # when to look whether its wait is over
+    passes: int  # less what its bay had counted before it came
+    queued: bool  # counted against the bounds of its queues
+    # Set once it is rejected.
+    rejection: Rejection
+
+    @property
+    def promoted(self) -> bool:
+        """It has waited its share and goes before the unpromoted of its class."""
+        return self.rank is not None and self.rank[1] != NEVER
+
+    def __repr__(self) -> str:
+        word = ("", "parked", "granted", "rejected", "done")[self.status]
+        return f"Entry({self.wants.tool!r} of run {self.wants.run}, {word})"
+
+
+class Line(Generic[OwnerT]):
+    """What one run has in one bay.
+
+    Attributes:
+        bay: where.
+        parked: its entries there, as they came.
+        standing: how many of them wait for their own siblings, so that their clocks stand.
+        backlog: ready calls that wait behind them, unclocked; None for none.
+        freed: when the run last let go of the state while it had somebody parked here.
+    """
+
+    __slots__ = ("backlog", "bay", "freed", "parked", "standing")
+
+    def __init__(self, bay: Bay[OwnerT]) -> None:
+        self.bay = bay
+        self.parked: dict[Entry[OwnerT], None] = {}
+        self.standing = 0
+        self.backlog: deque[Offer[OwnerT]] | None = None
+        self.freed = -NEVER
+
+    def behind(self, one: Offer[OwnerT]) -> None:
+        """Add a call to the backlog."""
+        if self.backlog is None:
+            self.backlog = deque()
+        self.backlog.append(one)
+
+
+class Flow(Generic[OwnerT]):
+    """The calls of one run, as the gate sees them.
+
+    Attributes:
+        number: the run's number.
+        window: how many of its calls may run at once.
+        limit: the instant after which none of its calls may start.
+        tag: the start tag of its next entry, if what is being served has not gone past it.
+        running: granted entries whose results are not sealed.
+        lines: what waits of it, by bay.
+        parked_total: how many of its entries are parked.
+        timed: whether its limit is being watched.
+        closed: it will offer nothing more.
+    """
+
+    __slots__ = ("closed", "limit", "lines", "number", "parked_total", "running", "tag", "timed", "window")
+
+    def __init__(self, number: int, window: int, limit: float, tag: float) -> None:
+        self.number = number
+        self.window = window
+        self.limit = limit
+        self.tag = tag
+        self.running: dict[Entry[OwnerT], None] = {}
+        self.lines: dict[Bay[OwnerT], Line[OwnerT]] = {}
+        self.parked_total = 0
+        self.timed = False
+        self.closed = False
+
+    def holds(self, state: State[Lot[OwnerT]]) -> bool:
+        """Does a running call of this flow hold some of it?"""
+        if isinstance(state, Node):
+            key = state.key
+            return any(key == held for entry in self.running for held, _ in entry.wants.holds)
+        return any(state in entry.wants.pool_states for entry in self.running)
+
+    @property
+    def parked(self) -> list[Entry[OwnerT]]:
+        """Its parked entries."""
+        return [entry for line in self.lines.values() for entry in line.parked]
+
+    @property
+    def behind(self) -> int:
+        """Calls in the backlog."""
+        return sum(len(line.backlog) for line in self.lines.values() if line.backlog)
+
+    def __repr__(self) -> str:
+        return f"Flow({self.number}, running={len(self.running)}, parked={self.parked_total}, behind={self.behind})"
+
+
+class Bay(Generic[OwnerT]):
+    """Those parked for one state who need the same of it.
+
+    Attributes:
+        state: what is in their way.
+        need: what of it they need.
+        heap: ranks of the unpromoted, some of them stale.
+        count: how many are parked, the promoted too.
+        lines: how many runs have a line here.
+        passes: how often the first of the unpromoted was passed, all told.
+    """
+
+    __slots__ = ("count", "heap", "lines", "need", "passes", "state")
+
+    def __init__(self, state: State[Lot[OwnerT]], need: Need) -> None:
+        self.state = state
+        self.need = need
+        self.heap: list[Rank[OwnerT]] = []
+        self.count = 0
+        self.lines = 0
+        self.passes = 0
+
+    @property
+    def fits(self) -> bool:
+        """Could the state serve this need now?"""
+        return self.state.fits(self.need[0], self.need[1])
+
+    @property
+    def barred(self) -> bool:
+        """Would it be in vain to wait until all but orphans have let go?"""
+        return self.state.barred(self.need[0], self.need[1])
+
+    def head(self) -> Rank[OwnerT] | None:
+        """The best rank of the unpromoted."""
+        heap = self.heap
+        while heap:
+            rank = heap[0]
+            if rank[4].rank is rank:
+                return rank
+            heappop(heap)
+        return None
+
+    def left(self) -> None:
+        """Somebody left: drop the stale ranks when they are the greater part."""
+        heap = self.heap
+        if not self.count:
+            heap.clear()
+        elif len(heap) > SLACK and len(heap) > 2 * self.count:
+            heap[:] = [rank for rank in heap if rank[4].rank is rank]
+            heapify(heap)
+
+
+class Lot(Generic[OwnerT]):
+    """All who are parked for one state: a bay for each need, and the ranks of the promoted ones apart."""
+
+    __slots__ = ("bays", "count", "promoted")
+
+    def __init__(self) -> None:
+        self.bays: dict[Need, Bay[OwnerT]] = {}
+        self.promoted: list[Rank[OwnerT]] = []
+        self.count = 0
+
+
+class Deadlines(Generic[OwnerT]):
+    """When whose wait is over: one record for each parked entry whose clock runs, one for each waiting run with a limit.
+
+    A record is stale once its entry is parked no more.
+    """
+
+    __slots__ = ("_lanes", "_limits", "_number", "_odd", "records")
+
+    def __init__(self) -> None:
+        self._lanes: dict[float, deque[Entry[OwnerT]]] = {}
+        self._odd: list[tuple[float, int, Entry[OwnerT]]] = []
+        self._limits: list[tuple[float, int, Flow[OwnerT]]] = []
+        self._number = 0
+        self.records = 0
+
+    def watch(self, entry: Entry[OwnerT], now: float, parked: int) -> float:
+        """The entry's clock runs; returns when to look at it.
+
+        Args:
+            entry: parked, without a record.
+            now: the present instant.
+            parked: how many are parked in all; there are not many more records than that.
+        """
+        wait = entry.wants.max_wait
+        deadline = entry.deadline = entry.clock + wait
+        if deadline == NEVER:
+            return NEVER
+        if self.records > 2 * parked + SLACK:
+            self._drop_stale()
+        self.records += 1
+        if entry.clock == now:
+            lane = self._lanes.get(wait)
+            if lane is None:
+                lane = self._lanes[wait] = deque()
+            lane.append(entry)
+        else:
+            self._number += 1
+            heappush(self._odd, (deadline, self._number, entry))
+        return deadline
+
+    def watch_limit(self, flow: Flow[OwnerT], flows: int) -> float:
+        """Something of the flow waits; returns its limit."""
+        flow.timed = True
+        limits = self._limits
+        if len(limits) > 2 * flows + SLACK:
+            limits[:] = [one for one in limits if not one[2].closed]
+            heapify(limits)
+        self._number += 1
+        heappush(limits, (flow.limit, self._number, flow))
+        return flow.limit
+
+    def due(self, now: float) -> list[Entry[OwnerT]]:
+        """Take out the entries that are to be looked at."""
+        found: list[Entry[OwnerT]] = []
+        for wait, lane in list(self._lanes.items()):
+            while lane and (lane[0].status != PARKED or lane[0].deadline <= now):
+                found.append(lane.popleft())
+            if not lane:
+                del self._lanes[wait]
+        odd = self._odd
+        while odd and (odd[0][0] <= now or odd[0][2].status != PARKED):
+            found.append(heappop(odd)[2])
+        self.records -= len(found)
+        return [entry for entry in found if entry.status == PARKED]
+
+    def over(self, now: float) -> list[Flow[OwnerT]]:
+        """Take out the flows whose limit has come."""
+        found: list[Flow[OwnerT]] = []
+        limits = self._limits
+        while limits and (limits[0][0] <= now or limits[0][2].closed):
+            flow = heappop(limits)[2]
+            flow.timed = False
+            found.append(flow)
+        return found
+
+    def first(self) -> float:
+        """The next instant at which something is due; after `due` and `over`, exactly."""
+        firsts = [lane[0].deadline for lane in self._lanes.values()]
+        if self._odd:
+            firsts.append(self._odd[0][0])
+        if self._limits:
+            firsts.append(self._limits[0][0])
+        return min(firsts, default=NEVER)
+
+    def clear(self) -> None:
+        """Nobody is parked: every record of an entry is stale."""
+        self._lanes.clear()
+        self._odd.clear()
+        self.records = 0
+
+    def _drop_stale(self) -> None:
+        for wait, lane in list(self._lanes.items()):
+            self._lanes[wait] = deque(entry for entry in lane if entry.status == PARKED)
+            if not self._lanes[wait]:
+                del self._lanes[wait]
+        self._odd = [one for one in self._odd if one[2].status == PARKED]
+        heapify(self._odd)
+        self.records = sum(map(len, self._lanes.values())) + len(self._odd)
+
+    def watched(self) -> Iterator[Entry[OwnerT]]:
+        """The entries that have a record."""
+        for lane in self._lanes.values():
+            yield from (entry for entry in lane if entry.status == PARKED)
+        yield from (one[2] for one in self._odd if one[2].status == PARKED)

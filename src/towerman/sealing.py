@@ -1,0 +1,156 @@
+"""The words of results: what the model is told when a call has no ordinary answer, and what is known of its effect.
+
+Theory. A result without an answer is data, not prose: code, outcome, whether it started, whether it took effect,
+whether trying again helps. The model gets the same as compact JSON, since not every provider has a flag for errors.
+Nothing of an exception's text, of an argument or of a resource key goes in; types, numbers and declared names do.
+
+House rules. Pure functions. The same inputs give the same bytes.
+
+Not here: when a result is sealed (runner), how its size is bounded (bounds).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from towerman.bounds import Encoded, EncodingError, encode
+from towerman.calls import Call, Outcome, Result, Retryable, make_result
+from towerman.errors import Code
+from towerman.tools import Tool
+from towerman.trace import ID_CHARACTERS
+
+NAME_CHARACTERS: Final = 128
+"""Longest part of a tool name that is kept in a result."""
+
+REASON_CHARACTERS: Final = 200
+"""Longest part of a canceller's words that is told and recorded."""
+
+WORTH_ANOTHER_TRY: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "call_cap",
+        "cancelled",
+        "sibling_failed",
+        "not_alone",
+        "truncated_response",
+    }
+)
+"""Refusals after which the same call can succeed."""
+
+_REFUSALS: Final[Mapping[str, str]] = {
+    "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
+    "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
+    "wait_timeout": "Not started: waited {wait:g} s for {blocker}. Try again later.",
+    "deadline_exceeded": "Not started: the run's deadline has passed.",
+}
+
+
+def refusal(code: Code, blocker: str, wait: float) -> str:
+    """Why the gate refused, in a sentence.
+
+    Args:
+        code: the gate's code.
+        blocker: what was in the way, as people are shown it.
+        wait: the longest wait in seconds.
+    """
+    return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait)
+
+
+def closing(code: Code, reason: str) -> str:
+    """Why a call of a batch that is ended early does not start."""
+    if code == "sibling_failed":
+        return f"Not started: {reason}, and this run stops at the first failure."
+    if code == "run_closed":
+        return f"Not started: the run is closed ({reason})."
+    return f"Not started: {reason}."
+
+
+def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_running: bool) -> tuple[Outcome, str]:
+    """Outcome and message of a call that was told to stop while it ran."""
+    effect = "It has no side effect." if effect_free else "Whether it took effect is not known."
+    goes_on = " Its work still goes on." if still_running else ""
+    if why == "handler_timeout":
+        return "timed_out", f"The call did not end within {timeout:g} s.{goes_on} {effect}"
+    if why == "deadline_exceeded":
+        return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
+    return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
+
+
+def raised(error: BaseException) -> str:
+    """An exception in one plain sentence: types only, a group by its leaves."""
+    if not isinstance(error, BaseExceptionGroup):
+        return f"The tool failed with {type(error).__name__[:100]}."
+    names: dict[str, None] = {}
+    stack: list[BaseException] = [error]
+    count = 0
+    while stack:
+        one = stack.pop()
+        if isinstance(one, BaseExceptionGroup):
+            stack.extend(reversed(one.exceptions))
+        else:
+            count += 1
+            names[type(one).__name__[:100]] = None
+    listed = ", ".join(list(names)[:5]) + (" and others" if len(names) > 5 else "")
+    return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
+
+
+def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: str, retryable: str) -> str:
+    """The content of a result without an ordinary answer: compact JSON."""
+    told = {
+        "code": code,
+        "message": message,
+        "outcome": outcome,
+        "started": started,
+        "applied": applied,
+        "retryable": retryable,
+    }
+    return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
+
+
+def refused(
+    index: int, call: Call, code: Code, message: str, outcome: Outcome, waited: float, waited_for: tuple[str, ...]
+) -> Result:
+    """The result of a call that does not start."""
+    retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY else "no"
+    content = failure(code, message, outcome, False, "no", retryable)
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        outcome,
+        code,
+        message,
+        content,
+        retryable=retryable,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+    )
+
+
+def encoded(tool: Tool, value: object) -> Encoded | EncodingError:
+    """What a handler returned as the model is sent it, or why that cannot be done.
+
+    An oversized value is replaced by the tool's own shorter form of it; if that fails, it is cut.
+    """
+    policy, limit = tool.policy, tool.max_result_bytes
+    try:
+        whole = encode(value, limit, policy.encode)
+    except EncodingError as unencodable:
+        return unencodable
+    if not whole.cut or policy.summarize is None:
+        return whole
+    try:
+        short = encode(policy.summarize(value), limit)
+    except Exception:
+        return whole
+    return Encoded(short.text, whole.original_bytes, True)
+
+
+def named(call: Call) -> str:
+    """A call's id in brackets, if it has one."""
+    return f" ({call.id[:ID_CHARACTERS]})" if call.id else ""

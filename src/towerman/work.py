@@ -1,0 +1,422 @@
+"""What the runner keeps: a run, a batch on its way, a granted call, and what all loops of a tower share.
+
+Theory. A batch is kept as columns (tools, keywords, wants, results) so that a call that waits costs a few pointers.
+Only a granted call has an object of its own, a `Job`, and few of those live at once. What a call wants of the gate is
+worked out here, once for each tool and run where it touches nothing.
+
+House rules. State and look-ups only: nothing here starts, seals or decides.
+
+Not here: running (runner), wording of results (sealing).
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from towerman.access import flat_holds
+from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
+from towerman.clock import Clock
+from towerman.errors import Code
+from towerman.gate import Entry, Flow, Gate, Lot
+from towerman.ledger import Wants
+from towerman.plan import Plan
+from towerman.policy import OnResult, TowerPolicy
+from towerman.threads import Ticket, Workers
+from towerman.tools import Tool
+from towerman.trace import Event
+
+DepsT = TypeVar("DepsT")
+
+NOT_STARTED: Final = -1.0
+"""A job's start before its first line is reached."""
+
+_ORDER_OF_RUN: Final = "order of the run"
+_ORDER_OF_PROCESS: Final = "exclusive tool"
+
+
+class Context(Generic[DepsT]):
+    """What a handler may know of its call: annotate a parameter with this type to get it.
+
+    Attributes:
+        run_id: the run's id.
+        call_id: the provider's id of the call; may be empty.
+        index: the call's place in its batch.
+        tenant: whom the run belongs to, or None.
+        deps: what `Tower.run(deps=...)` was given.
+        attempt: which start of this call it is, from 1.
+        idempotency_key: the call's key, if it came with one.
+        deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
+            is over.
+    """
+
+    __slots__ = ("_job", "attempt", "call_id", "deadline", "deps", "idempotency_key", "index", "run_id", "tenant")
+
+    def __init__(self, job: Job, call: Call, run: RunState) -> None:
+        self._job = job
+        self.run_id = run.run_id
+        self.call_id = call.id
+        self.index = job.index
+        self.tenant = run.tenant
+        self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
+        self.attempt = 1
+        self.idempotency_key = call.idempotency_key
+        self.deadline = job.due
+
+    @property
+    def cancelled(self) -> bool:
+        """The call was cancelled or its time is over: a sync handler should look at this and return."""
+        return self._job.why is not None
+
+    def __repr__(self) -> str:
+        return f"Context(run_id={self.run_id!r}, index={self.index})"
+
+
+Owner = tuple["Work", int]
+"""A call's batch and its index: what the gate knows it by."""
+
+Slot = Entry[Owner]
+
+
+class Loop(Protocol):
+    """What a batch needs of the shell that runs it, without naming the shell."""
+
+    def post(self, entry: Slot) -> None:
+        """Take a decision that was made on another loop."""
+        ...  # pragma: no cover - a protocol has no body
+
+
+LoopT = TypeVar("LoopT", bound=Loop)
+
+
+class Want(Wants[Lot[Owner]]):
+    """What a call of one tool in one run wants.
+
+    Attributes:
+        kind: how the tool's calls stand to others.
+        accesses: what its holds were made of.
+        shared: every call of the tool in this run wants exactly this.
+        of: the tool.
+    """
+
+    __slots__ = ("accesses", "kind", "of", "shared")
+
+    accesses: tuple[Access, ...]
+    kind: str
+    of: Tool
+    shared: bool
+
+    def with_holds(self, accesses: tuple[Access, ...], holds: tuple[Hold, ...], labels: Mapping[str, str]) -> Want:
+        """The same permits with other holds."""
+        other = Want.__new__(Want)
+        other.run = self.run
+        other.tool = self.tool
+        other.permits = self.permits
+        other.priority = self.priority
+        other.wait = self.wait
+        other.max_wait = self.max_wait
+        other.bounds = self.bounds
+        other.pools = self.pools
+        other.pool_states = self.pool_states
+        other.weight = self.weight
+        other.hopeless = self.hopeless
+        other.kind = self.kind
+        other.of = self.of
+        other.shared = False
+        other.accesses = accesses
+        other.holds = holds
+        other.labels = labels
+        return other
+
+
+class Job:
+    """A granted call, from its start to its seal or, as an orphan, to its end.
+
+    Few live at once, and most never need more than the first six fields, so the others are defaults of the class.
+    """
+
+    started = NOT_STARTED
+    sealed = False
+    # The task is the runner's; this room only keeps it.
+    task: object = None
+    ticket: Ticket | None = None
+    why: Code | None = None
+    reason = ""
+
+    def __init__(self, work: Work, index: int, entry: Slot, tool: Tool, granted: float, due: float) -> None:
+        self.work = work
+        self.index = index
+        self.entry = entry
+        self.tool = tool
+        self.granted = granted
+        self.due = due
+
+
+class RunState:
+    """A run as the runner knows it.
+
+    Attributes:
+        number: of the run within its tower.
+        run_id: its public id.
+        flow: its calls in the gate.
+        limit: the instant of its deadline, or infinity.
+        may_call: is a tool allowed? None: all are.
+        closed: why nothing new is taken, or None.
+        batches: how many came.
+        works: its batches that are not done.
+        gone: it was closed while something of it was still at work; its flow ends with its last batch.
+        bases: by tool name, what each call of that tool wants beside its own resources.
+    """
+
+    __slots__ = (
+        "bases",
+        "batches",
+        "closed",
+        "deps",
+        "fail_fast",
+        "flow",
+        "gone",
+        "limit",
+        "may_call",
+        "number",
+        "priority",
+        "run_id",
+        "tenant",
+        "works",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        run_id: str,
+        flow: Flow[Owner],
+        *,
+        tenant: str | None = None,
+        deps: object = None,
+        priority: int = 0,
+        limit: float,
+        fail_fast: bool = False,
+        may_call: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.number = number
+        self.run_id = run_id
+        self.flow = flow
+        self.tenant = tenant
+        self.deps = deps
+        self.priority = priority
+        self.limit = limit
+        self.fail_fast = fail_fast
+        self.may_call = may_call
+        self.closed: str | None = None
+        self.gone = False
+        self.batches = 0
+        self.works: dict[Work, None] = {}
+        self.bases: dict[str, Want] = {}
+
+
+class Work:
+    """One batch on its way.
+
+    Attributes:
+        left: calls without a result.
+        results, sealed_at, tools, keywords, wants: columns, one place for each call.
+        jobs: granted calls whose results are open, by index.
+        waited_for: by index, the calls of the batch that it had to wait for.
+        ended: by index, when an orphan's work ended.
+        closing: (code, outcome, reason) once the batch is being ended early.
+        error: raised to the caller after sealing.
+        waiters: the runner's futures, woken when all is sealed.
+    """
+
+    __slots__ = (
+        "batch",
+        "calls",
+        "closing",
+        "context",
+        "ended",
+        "error",
+        "jobs",
+        "keywords",
+        "left",
+        "notice",
+        "number",
+        "on_result",
+        "plan",
+        "results",
+        "run",
+        "sealed_at",
+        "shell",
+        "started_at",
+        "tools",
+        "waited_for",
+        "waiters",
+        "wants",
+    )
+
+    def __init__(self, run: RunState, shell: Loop, batch: Batch, on_result: OnResult | None, now: float) -> None:
+        size = len(batch.calls)
+        run.batches += 1
+        self.number = run.batches
+        self.run = run
+        self.shell = shell
+        self.batch = batch
+        self.calls: Sequence[Call] = batch.calls
+        self.on_result = on_result
+        self.context = contextvars.copy_context()
+        self.started_at = now
+        self.left = size
+        self.results: list[Result | None] = [None] * size
+        self.sealed_at: list[float] = [0.0] * size
+        self.tools: list[Tool | None] = [None] * size
+        self.keywords: list[dict[str, object] | None] = [None] * size
+        self.wants: list[Want | None] = [None] * size
+        self.jobs: dict[int, Job] = {}
+        self.plan = Plan(0)
+        self.waited_for: dict[int, tuple[str, ...]] = {}
+        self.ended: dict[int, float] = {}
+        self.notice: str | None = None
+        self.closing: tuple[Code, Outcome, str] | None = None
+        self.error: BaseException | None = None
+        self.waiters: list[Callable[[], None]] = []
+
+
+class Core:
+    """What all loops of one tower share: lock, gate, policy, tools, threads, counters.
+
+    Args:
+        policy: the tower's own options.
+        gate: the admission of this process.
+        clock: where time is read.
+
+    Attributes:
+        emit: takes an Event for the observers; None while there are none.
+    """
+
+    def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
+        self.policy = policy
+        self.gate = gate
+        self.now = clock.now
+        self.lock = threading.Lock()
+        self.emit: Callable[[Event], None] | None = None
+        self.workers: Workers[Job] = Workers("towerman-worker")
+        self.tools: dict[str, Tool] = {}
+        self.any_ordered = False
+        self.any_exclusive = False
+        self.any_subtree = False
+        self.answered = 0
+        self.outcomes: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+        self.late_results = 0
+        self.orphans = 0
+        self.orphans_released = 0
+        self.strays: deque[Job | Work] = deque()
+
+    def base(self, run: RunState, tool: Tool) -> Want:
+        """What each call of this tool in this run wants, beside resources that depend on its arguments."""
+        base = run.bases.get(tool.name)
+        if base is not None:
+            return base
+        policy, tower = tool.policy, self.policy
+        permits = [("process", policy.weight), (f"run:{run.number}", 1)]
+        bounds = [("process", tower.max_queued)]
+        if policy.max_concurrency is not None:
+            permits.append((f"tool:{tool.name}", 1))
+        if policy.max_queued is not None:
+            bounds.append((f"tool:{tool.name}", policy.max_queued))
+        for name, units in policy.pools:
+            pool = tower.pools[name]
+            key = pool_key(name, pool.scope, run)
+            permits.append((key, units))
+            if pool.max_queued is not None:
+                bounds.append((key, pool.max_queued))
+        holds, labels = self.holds(run.number, tool.kind, ())
+        base = Want(
+            run.number,
+            tool.name,
+            tuple(permits),
+            holds,
+            priority=run.priority,
+            wait=tool.wait,
+            max_wait=tool.max_wait,
+            bounds=tuple(bounds),
+            labels=labels,
+        )
+        base.kind = tool.kind
+        base.of = tool
+        base.accesses = ()
+        base.shared = tool.rule is None
+        self.gate.ledger.look_up(base)
+        run.bases[tool.name] = base
+        return base
+
+    def want(self, base: Want, run: RunState, accesses: tuple[Access, ...]) -> Want:
+        """The base with the holds that these accesses need."""
+        return base.with_holds(accesses, *self.holds(run.number, base.kind, accesses))
+
+    def holds(self, run: int, kind: str, accesses: tuple[Access, ...]) -> tuple[tuple[Hold, ...], Mapping[str, str]]:
+        """Flat locks of a call: its resources, and the roots at which tools without resources exclude others."""
+        holds: tuple[Hold, ...] = ()
+        labels: Mapping[str, str] = {}
+        if accesses:
+            holds, labels = flat_holds(accesses, subtrees=self.any_subtree)
+        if kind == "independent":
+            return holds, labels
+        roots: tuple[Hold, ...] = ()
+        names: dict[str, str] = {}
+        if self.any_ordered:
+            key = f"\0run:{run}"
+            roots = ((key, X if kind == "ordered" else IX),)
+            names[key] = _ORDER_OF_RUN
+        if self.any_exclusive:
+            roots = (("\0process", X if kind == "exclusive" else IX), *roots)
+            names["\0process"] = _ORDER_OF_PROCESS
+        if not roots:
+            return holds, labels
+        return roots + holds, {**labels, **names}
+
+    def add_tool(self, tool: Tool) -> None:
+        """Register a tool; locks that it makes necessary are taken for all that is in flight."""
+        with self.lock:
+            self.tools[tool.name] = tool
+            ordered = self.any_ordered or tool.kind == "ordered"
+            exclusive = self.any_exclusive or tool.kind == "exclusive"
+            subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
+            if (ordered, exclusive, subtree) != (self.any_ordered, self.any_exclusive, self.any_subtree):
+                self.any_ordered, self.any_exclusive, self.any_subtree = ordered, exclusive, subtree
+                self.gate.expand(self._widen)
+
+    def widen(self, run: RunState) -> None:
+        """The same for what is prepared and not yet offered."""
+        for name, base in list(run.bases.items()):
+            wider = self._widen(base)
+            if wider is not base:
+                run.bases[name] = wider
+        for work in run.works:
+            work.wants = [want and self._widen(want) for want in work.wants]
+
+    def _widen(self, want: Wants[Lot[Owner]]) -> Want:
+        assert isinstance(want, Want)
+        holds, labels = self.holds(want.run, want.kind, want.accesses)
+        if holds == want.holds:
+            return want
+        wider = want.with_holds(want.accesses, holds, labels)
+        wider.shared = want.shared
+        return wider
+
+    def count(self, outcome: Outcome, code: Code) -> None:
+        """One more sealed result without an ordinary answer."""
+        with self.lock:  # several loops count
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+            self.codes[code] = self.codes.get(code, 0) + 1
+
+
+def pool_key(name: str, scope: str, run: RunState) -> str:
+    """The ledger's key of a named pool, for a run."""
+    if scope == "process":
+        return f"pool:{name}"
+    if scope == "run":
+        return f"pool:{name}@run:{run.number}"
+    return f"pool:{name}@tenant:{run.tenant or ''}"
