@@ -57,7 +57,7 @@ coverage: dev
 	$(BIN)/python -m pytest --cov --cov-report=term-missing $(ARGS)
 
 stress: dev
-	TOWERMAN_LONG=1 $(BIN)/python -m pytest -m long $(ARGS)
+	TOWERMAN_LONG=1 $(BIN)/python -m pytest -m long -o faulthandler_timeout=3600 $(ARGS)
 
 bench: bench-tools
 	$(BIN)/python -m benchmarks $(ARGS)

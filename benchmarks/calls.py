@@ -20,8 +20,8 @@ from benchmarks.systems import (
     REF_JSON,
     Handler,
     Maker,
-    Sleeps,
     Unfit,
+    add_blocker,
     add_handler,
     at_once,
     by_semaphore,
@@ -276,8 +276,7 @@ async def _parked_call(n: int, emit: Callable[[], object]) -> float:
     from towerman.adapters import decode
 
     tower = make_tower(1)
-    blocker = Sleeps(3600.0)
-    add_handler(tower, blocker.call, "none", name="block")
+    add_blocker(tower)
     add_handler(tower, at_once, "none")
     async with tower.run() as first, tower.run() as second:
         holder = asyncio.ensure_future(first.execute(calls_of(1, "block")))

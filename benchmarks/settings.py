@@ -21,7 +21,7 @@ class Settings:
     """
 
     quick: bool = False
-    rounds: int = 15
+    rounds: int = 11
     counted: int = 3
     sizes: tuple[int, ...] = (1_000, 10_000)
     waiters: tuple[int, ...] = (1_000, 10_000, 100_000)

@@ -125,6 +125,11 @@ def make_tower(cap: int, observers: Sequence[Callable[[Event], None]] = (), **op
     )
 
 
+def add_blocker(tower: Tower, **options: Any) -> None:
+    """Declare `block`: a call that holds what it got for longer than any measurement lasts."""
+    tower.add_tool(Sleeps(LONG).call, name="block", independent=True, timeout=LONG, **options)
+
+
 def add_handler(tower: Tower, handler: Handler, keys: Keys, *, own_task: bool = True, name: str = "look") -> None:
     """Declare the tool, and for `nested+subtree` another one that reads everything below a key."""
     access: dict[str, Any] = {

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import cast
 
 from benchmarks.calls import CAP, OWN, REUSED
 from benchmarks.measure import Pass, Samples, figure, interleaved, longest_turn, ratio, rotated, turns
@@ -17,6 +18,7 @@ from benchmarks.systems import (
     REF,
     Maker,
     Sleeps,
+    add_blocker,
     add_handler,
     at_once,
     by_semaphore,
@@ -27,7 +29,7 @@ from benchmarks.systems import (
     message_of,
     yields,
 )
-from towerman import Call, Run, Tower
+from towerman import BatchResult, Call, Run, Tower
 from towerman.calls import Result
 from towerman.gate import Entry, Gate, Lot
 from towerman.ledger import Ledger, Pool, Wants
@@ -95,7 +97,7 @@ class _Runs:
         """A call that holds the only permit, and a batch behind it."""
         self.sealed = 0
         tower = make_tower(1)
-        add_handler(tower, Sleeps(LONG).call, "none", name="block")
+        add_blocker(tower)
         add_handler(tower, at_once, "none")
         self.first, self.second = tower.run(), tower.run()
         self.holder = asyncio.ensure_future(self.first.execute(calls_of(1, "block")))
@@ -226,9 +228,9 @@ async def f6_stall(settings: Settings) -> list[Row]:
     message = "towerman, an OpenAI message"
     running: dict[str, Callable[[], Pass]] = {
         REF: lambda: by_semaphore(n, yields, CAP),
-        OWN: lambda: by_towerman(n, yields, CAP),
-        REUSED: lambda: by_towerman(n, yields, CAP, own_task=False),
-        message: lambda: _with_message(n),
+        OWN: lambda: _whole_batch(calls_of(n), own_task=True),
+        REUSED: lambda: _whole_batch(calls_of(n), own_task=False),
+        message: lambda: _whole_batch(message_of(n), own_task=True),
     }
     by_run, by_caller = "towerman, run.cancel", "towerman, its caller is cancelled"
     stopping: dict[str, Callable[[], Awaitable[float]]] = {
@@ -241,10 +243,11 @@ async def f6_stall(settings: Settings) -> list[Row]:
     for round_ in range(-1, settings.rounds):
         for name in rotated(list(running), max(0, round_)):
             longest, kept = await longest_turn(running[name]())
-            assert kept == list(range(n)), f"{name}: results are wrong or out of order"
+            found = kept if isinstance(kept, list) else [result.value for result in cast(BatchResult, kept)]
+            assert found == list(range(n)), f"{name}: results are wrong or out of order"
             if round_ >= 0:
                 runs[name].append(longest)
-            del kept
+            del kept, found
         for name in rotated(list(stopping), max(0, round_)):
             longest = await stopping[name]()
             if round_ >= 0:
@@ -289,15 +292,13 @@ async def f6_stall(settings: Settings) -> list[Row]:
     ]
 
 
-def _with_message(n: int) -> Pass:
+def _whole_batch(calls: object, *, own_task: bool) -> Pass:
     tower = make_tower(CAP)
-    add_handler(tower, yields, "none")
-    message = message_of(n)
+    add_handler(tower, yields, "none", own_task=own_task)
 
-    async def run() -> list[object]:
+    async def run() -> BatchResult:
         async with tower.run() as run:
-            batch = await run.execute(message)
-        return [result.value for result in batch]
+            return await run.execute(calls)
 
     return run
 
@@ -454,7 +455,7 @@ async def f12_bystander(settings: Settings) -> list[Row]:
 
 def _pooled_tower() -> Tower:
     tower = make_tower(1_000, pools={"full": 1, "other": CAP})
-    tower.add_tool(Sleeps(LONG).call, name="block", independent=True, pools=["full"])
+    add_blocker(tower, pools=["full"])
 
     async def full(i: int) -> int:
         return i

@@ -1,16 +1,17 @@
 """Shared by the tests of gate and ledger: small worlds, a naive model that watches them, and an explorer.
 
-A `World` is one gate with a few calls, each of which may be offered, finished, orphaned, cancelled or withdrawn. After each
-event the `World` compares the gate with what a naive model says, counted from the outside: who holds what is added up from
-those that were granted and have not finished; who was passed how often is counted grant by grant; when a wait may be over is
-read off the instants at which its own run held what it waits for.
+A `World` is one gate and some calls, each of which may be offered, finished, orphaned, cancelled or withdrawn. After each
+event it compares the gate with what a naive model says, counted from the outside: who holds what is added up from those that
+were granted and have not finished; who was passed how often is counted grant by grant; when a wait may be over is read off
+the instants at which the call's own run held what it waits for. The model is slow and plain, and shares no code with the gate.
 
-`explore` goes through every order of events of a world, and remembers the states that it has seen.
+`explore` goes through every order of the events of a case, and remembers the states that it has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,10 +26,18 @@ OWN = "own"
 Event = tuple[str, int]
 """(offer | all | finish | orphan | cancel | withdraw, call), (tick | step, 0)."""
 
+Key = tuple[int, float, float, int]
+"""A rank without its entry."""
+
 
 @dataclass(frozen=True)
 class One:
-    """A call of a case: `permits` as "P Q2" (two of Q), `holds` as "k:X p:IX"."""
+    """A call: `permits` as "P Q2" (two of Q), `holds` as "k:X p:IX".
+
+    Args:
+        after: the call of its run whose end makes it ready.
+        urgent: its place in the order of its run's plan; the least goes first.
+    """
 
     flow: int
     permits: str = ""
@@ -37,6 +46,8 @@ class One:
     max_wait: float = NEVER
     priority: int = 0
     bound: int | None = None
+    after: int | None = None
+    urgent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,13 +63,13 @@ class Case:
         orphans: running calls may become orphans.
         cancels: waiting calls may be cancelled or withdrawn.
         steps: how often the clock may move by one without a tick.
-        limits: instants after which a flow may start nothing.
+        limits: instants from which on a flow may start nothing.
         together: all calls of a flow may be offered in one event too.
     """
 
     name: str
     pools: str
-    calls: tuple[One, ...]
+    calls: tuple[One, ...] = ()
     passes: int = 2
     window: int = 2
     orphans: bool = True
@@ -66,6 +77,7 @@ class Case:
     steps: int = 0
     limits: tuple[float, ...] = ()
     together: bool = False
+    flows: int = 0
 
 
 @cache
@@ -93,295 +105,24 @@ def make_ledger(pools: str, flows: int = 0, window: int = 1) -> Ledger[Lot[int]]
     return ledger
 
 
-def wants_of(ledger: Ledger[Lot[int]], one: One) -> Wants[Lot[int]]:
-    """What a call of a case wants."""
+def wants_of(ledger: Ledger[Lot[int]], one: One, *, root: bool = False) -> Wants[Lot[int]]:
+    """What a call wants of this ledger; with `root`, intentions on the node "root" above all keys, too."""
+    holds = holds_of(one.holds)
+    if root and holds and all(key != "root" for key, _ in holds):
+        holds = (("root", IX if any(mode in (IX, X) for _, mode in holds) else IS), *holds)
     permits = tuple((f"{OWN}:{one.flow}" if key == OWN else key, units) for key, units in permits_of(one.permits))
-    bounds = () if one.bound is None else (("q", one.bound),)
     return ledger.look_up(
         Wants(
             one.flow,
             "tool",
             permits,
-            holds_of(one.holds),
+            holds,
             priority=one.priority,
             wait=one.wait,
             max_wait=one.max_wait,
-            bounds=bounds,
+            bounds=() if one.bound is None else (("q", one.bound),),
         )
     )
-
-
-class World:
-    """One gate, the calls of a case, and a naive model beside it."""
-
-    def __init__(self, case: Case, kind: type[Gate[int]] = Gate) -> None:
-        flows = 1 + max(one.flow for one in case.calls)
-        self.case = case
-        self.now = 0.0
-        self.steps = 0
-        self.late = 0
-        self.ledger = make_ledger(case.pools, flows, case.window)
-        self.gate = kind(self.ledger, passes=case.passes)
-        limits = [*case.limits, *[NEVER] * flows]
-        self.flows: list[Flow[int]] = [self.gate.open_flow(flow, case.window, limits[flow]) for flow in range(flows)]
-        shared: dict[One, Wants[Lot[int]]] = {}
-        self.wants = [shared.setdefault(one, wants_of(self.ledger, one)) for one in case.calls]
-        self.entries: dict[int, Entry[int]] = {}  # decided, or parked
-        self.behind: set[int] = set()  # offered, not handed in
-        self.gone: set[int] = set()  # withdrawn
-        self.ready: dict[int, float] = {}
-        self.passed: dict[int, int] = {}
-        self.stood: dict[int, float] = {}  # the last instant at which a call waited for its own siblings
-
-    # ------------------------------------------------------------------ events
-
-    def offered(self, call: int) -> bool:
-        return call in self.entries or call in self.behind or call in self.gone
-
-    def open_events(self) -> list[Event]:
-        """What may happen next."""
-        case, events = self.case, list[Event]()
-        for flow in range(len(self.flows)):
-            left = [call for call, one in enumerate(case.calls) if one.flow == flow and not self.offered(call)]
-            if left:
-                events.append(("offer", left[0]))
-                if case.together and len(left) > 1:
-                    events.append(("all", left[0]))
-        for call, entry in sorted(self.entries.items()):
-            if entry.status == GRANTED:
-                events.append(("finish", call))
-                if case.orphans and not entry.orphan:
-                    events.append(("orphan", call))
-            elif entry.status == PARKED and case.cancels:
-                events.append(("cancel", call))
-        if case.cancels:
-            events += [("withdraw", call) for call in sorted(self.behind)]
-        if self.now < self.gate.wake_at < NEVER or self.gate.wake_at <= self.now:
-            events.append(("tick", 0))
-        if self.steps < case.steps:
-            events.append(("step", 0))
-        return events
-
-    def apply(self, event: Event, *, check: bool = True) -> None:
-        """Let it happen, and check everything afterwards."""
-        word, call = event
-        gate, now = self.gate, self.now
-        before = {one for one, entry in self.entries.items() if entry.status == PARKED}
-        heads = self._heads()
-        if word in ("offer", "all"):
-            flow = self.case.calls[call].flow
-            calls = [call]
-            if word == "all":
-                calls = [one for one in range(call, len(self.wants)) if self.case.calls[one].flow == flow]
-            for one in calls:
-                self.ready[one] = now
-            self.behind.update(calls)
-            decided = gate.offer(self.flows[flow], [(self.wants[one], one, now) for one in calls], now)
-        elif word == "finish":
-            decided = gate.finish(self.entries[call], now)
-            self._late(gate.finish(self.entries[call], now), gate.cancel(self.entries[call], now))
-        elif word == "orphan":
-            decided = gate.orphan(self.entries[call], now)
-            self._late(gate.orphan(self.entries[call], now), gate.cancel(self.entries[call], now))
-        elif word == "cancel":
-            decided = gate.cancel(self.entries[call], now)
-            self._late(gate.cancel(self.entries[call], now), gate.finish(self.entries[call], now))
-            assert self.entries[call] in decided, "the cancelled one was not told"
-            assert self.entries[call].rejection.code == "cancelled"
-        elif word == "withdraw":
-            decided = []
-            assert gate.withdraw(self.flows[self.case.calls[call].flow], lambda owner: owner == call) == [call]
-            self.behind.remove(call)
-            self.gone.add(call)
-        elif word == "tick":
-            now = self.now = max(now, gate.wake_at)
-            decided = gate.tick(now)
-            assert gate.wake_at > now, "the tick left something due"
-        else:
-            assert word == "step"
-            self.steps += 1
-            self.now += 1
-            decided = []
-        self._decisions(decided, before, heads)
-        self._watch_clocks()
-        if check:
-            self._check(ticked=word == "tick")
-
-    def _late(self, *decided: list[Entry[int]]) -> None:
-        self.late += len(decided)
-        assert not any(decided), "a late event decided something"
-        assert self.gate.statistics()["late_events"] == self.late, "a late event was not counted"
-
-    def _heads(self) -> dict[int, tuple[str, int]]:
-        """The unpromoted who stand first in their bay, with the name of the state and their class."""
-        heads: dict[int, tuple[str, int]] = {}
-        for state in self.ledger.states_with_lots():
-            assert state.lot is not None
-            for bay in state.lot.bays.values():
-                rank = bay.head()
-                if rank is not None:
-                    heads[rank[4].owner] = (state.key, rank[0])
-        return heads
-
-    # ------------------------------------------------------------------ the naive model
-
-    def _decisions(self, decided: list[Entry[int]], before: set[int], heads: dict[int, tuple[str, int]]) -> None:
-        for flow in self.flows:
-            for entry in self.gate.parked_of(flow):
-                if entry.owner not in self.entries:
-                    self.behind.remove(entry.owner)
-                    self.entries[entry.owner] = entry
-        for entry in decided:
-            call = entry.owner
-            known = self.entries.get(call)
-            assert known is None or (known is entry and call in before), f"call {call} was decided twice"
-            before.discard(call)
-            self.behind.discard(call)
-            self.entries[call] = entry
-            if entry.status == GRANTED:
-                waited = self.now - max(entry.since, self.stood.get(call, 0.0))
-                assert known is None or waited < self.case.calls[call].max_wait or self.stood.get(call) == self.now, (
-                    f"call {call} started although its wait was over"
-                )
-                self._granted(call, heads)
-            else:
-                assert entry.status == REJECTED, f"call {call} was told before it was decided"
-                self._rejected(call, entry)
-
-    def _granted(self, call: int, heads: dict[int, tuple[str, int]]) -> None:
-        one = self.case.calls[call]
-        touched = {key for key, _ in (*self.wants[call].permits, *self.wants[call].holds)}
-        for other, (key, klass) in heads.items():
-            waiter = self.entries[other]
-            if waiter.status == PARKED and key in touched and self.case.calls[other].flow != one.flow:
-                assert waiter.rank is not None
-                if -one.priority < klass:
-                    self.passed[other] = self.passed.get(other, 0) + 1
-        for other in sorted(self.behind):  # the same want of the same run: first come, first served
-            assert other > call or self.wants[other] is not self.wants[call], f"call {call} went before call {other}"
-        assert self.now < self.flows[one.flow].limit, f"call {call} started after its run's deadline"
-
-    def _rejected(self, call: int, entry: Entry[int]) -> None:
-        one, code = self.case.calls[call], entry.rejection.code
-        waited = self.now - max(self.ready[call], self.stood.get(call, 0.0))
-        if code == "wait_timeout":
-            assert waited >= one.max_wait, f"call {call} was given up after {waited}"
-        elif code == "deadline_exceeded":
-            assert self.now >= self.flows[one.flow].limit
-        elif code == "concurrency_limit":
-            assert not one.wait or any(units > pool.limit - pool.reserve for pool, units in self.wants[call].pools)
-        elif code == "queue_full":
-            assert one.bound is not None
-            assert one.bound <= sum(self.entries[other].queued for other in self._parked()), "the queue is not full"
-        else:
-            assert code == "cancelled"
-
-    def _parked(self) -> set[int]:
-        return {call for call, entry in self.entries.items() if entry.status == PARKED}
-
-    def _free(self, wants: Wants[Lot[int]], holders: list[int]) -> bool:
-        for pool, units in wants.pools:
-            held = sum(more for one in holders for that, more in self.wants[one].pools if that is pool)
-            if held + units > (pool.limit if wants.priority > 0 else pool.limit - pool.reserve):
-                return False
-        taken = [hold for one in holders for hold in self.wants[one].holds]
-        return all(COMPATIBLE[mode][other] for key, mode in wants.holds for that, other in taken if that == key)
-
-    def _check(self, *, ticked: bool) -> None:
-        gate = self.gate
-        gate.validate()
-        holders = [call for call, entry in self.entries.items() if entry.status == GRANTED]
-        for key, pool in self.ledger.pools.items():
-            held = sum(units for call in holders for that, units in self.wants[call].permits if that == key)
-            assert held == pool.held <= pool.limit, f"{pool} should hold {held}"
-        for call in holders:
-            rest = [other for other in holders if other != call]
-            taken = [hold for other in rest for hold in self.wants[other].holds]
-            for key, mode in self.wants[call].holds:
-                assert all(COMPATIBLE[mode][more] for that, more in taken if that == key), f"call {call} is not alone"
-        parked = self._parked()
-        assert parked == {entry.owner for flow in self.flows for entry in gate.parked_of(flow)}, "somebody is forgotten"
-        assert self.behind == {
-            one[1] for flow in self.flows for line in flow.lines.values() for one in line.backlog or ()
-        }, "the backlog is not what was offered"
-        assert holders or not (parked or self.behind), f"deadlock: nothing runs, {sorted(parked)} wait"
-        claims = gate.statistics()["claimants"]
-        for call in parked:
-            assert claims or not self._free(self.wants[call], holders), f"call {call} waits for nothing"
-            entry = self.entries[call]
-            stood = self.stood.get(call, 0.0)
-            over = stood < self.now and self.now - max(entry.since, stood) >= self.case.calls[call].max_wait
-            assert not (ticked and over), f"call {call} waits too long"
-            passed = self.passed.get(call, 0)
-            rank = entry.line.bay.head()
-            if rank is not None and rank[4] is entry:
-                assert passed < self.case.passes, f"call {call} was passed {passed} times and is not promoted"
-
-    def _watch_clocks(self) -> None:
-        """Note who waits for something that a running call of its own run holds."""
-        for flow in self.flows:
-            for bay, line in flow.lines.items():
-                need = bay.state.key
-                running = [call for call, entry in self.entries.items() if entry.status == GRANTED and not entry.orphan]
-                if any(
-                    self.case.calls[call].flow == flow.number
-                    and any(need == key for key, _ in (*self.wants[call].permits, *self.wants[call].holds))
-                    for call in running
-                ):
-                    for call in [*(entry.owner for entry in line.parked), *(one[1] for one in line.backlog or ())]:
-                        self.stood[call] = self.now
-
-    def settled(self) -> bool:
-        """Everything that was to happen has happened."""
-        return not self.behind and all(
-            call in self.gone or (call in self.entries and self.entries[call].status in (REJECTED, DONE))
-            for call in range(len(self.wants))
-        )
-
-    def check_empty(self) -> None:
-        """All is free, nothing is remembered, and the whole capacity can be taken again."""
-        check_empty(self.gate)
-        for flow in self.flows:
-            self.gate.close_flow(flow)
-        self.gate.validate()
-
-    # ------------------------------------------------------------------ telling states apart
-
-    def fingerprint(self) -> tuple[object, ...]:
-        """All that decides what can happen from here, with instants, tags and numbers made relative."""
-        gate, now = self.gate, self.now
-        served = gate._served
-        ranked = sorted((entry.rank for call in self._parked() if (entry := self.entries[call]).rank is not None))
-        order = {rank[4].owner: place for place, rank in enumerate(ranked)}
-        promoted = sorted(rank[1] for rank in ranked if rank[1] != NEVER)
-        calls: list[object] = []
-        for call in range(len(self.wants)):
-            entry = self.entries.get(call)
-            if entry is None:
-                calls.append("behind" if call in self.behind else "gone" if call in self.gone else "")
-            elif entry.status == PARKED:
-                rank, bay = entry.rank, entry.line.bay
-                assert rank is not None
-                first = promoted.index(rank[1]) if rank[1] != NEVER else -1
-                passes = entry.passes + (bay.passes if rank[1] == NEVER else 0)
-                clock = entry.clock - now if entry.clock != NEVER else NEVER
-                tag = max(rank[2] - served, 0.0)
-                calls.append(
-                    (bay.state.key, bay.need, order[call], rank[0], first, round(tag, 6), passes, clock, entry.queued)
-                )
-                calls.append((entry.deadline - now, self.passed.get(call, 0), self.stood.get(call, now) - now))
-            elif entry.status == GRANTED:
-                calls.append("orphan" if entry.orphan else "runs")
-            else:
-                calls.append("over")
-        flows: list[object] = []
-        for flow in self.flows:
-            flows.append((round(max(flow.tag - served, 0.0), 6), flow.limit - now))
-            for bay, line in flow.lines.items():
-                behind = tuple(one[1] for one in line.backlog or ())
-                flows.append((bay.state.key, bay.need, tuple(entry.owner for entry in line.parked), behind))
-                flows.append((line.freed - now, *(self.stood.get(one, now) - now for one in behind)))
-        return (*calls, "|", *flows, gate.wake_at - now, self.steps, self.now if self.case.limits else 0)
 
 
 def check_empty(gate: Gate[int]) -> None:
@@ -400,6 +141,442 @@ def check_empty(gate: Gate[int]) -> None:
         assert ledger.claim(whole) is None, f"{pool} cannot be taken whole"
         ledger.give(whole)
     ledger.validate()
+
+
+@cache
+def _telling(kind: type[Gate[int]]) -> type[TellingGate]:
+    return type(kind.__name__, (TellingGate, kind), {})
+
+
+class TellingGate(Gate[int]):
+    """Counts for itself who is passed, at the moment of the grant."""
+
+    def __init__(self, ledger: Ledger[Lot[int]], *, passes: int) -> None:
+        super().__init__(ledger, passes=passes)
+        self.passed: Counter[int] = Counter()
+
+    def _grant(self, entry: Entry[int], klass: int, promotion: float, tag: float, number: int) -> None:
+        """Whoever is first in a bay for something of it, and of another flow, is passed, unless it was not its turn."""
+        for key, _ in (*entry.wants.permits, *entry.wants.holds):
+            state = self.ledger.pools.get(key) or self.ledger.node(key)
+            for bay in state.lot.bays.values() if state is not None and state.lot is not None else ():
+                rank = bay.head()
+                if rank is None or rank[4].flow is entry.flow:
+                    continue
+                its_turn = rank[0] == klass and rank[:4] > (klass, promotion, tag, number)
+                self.passed[rank[4].owner] += not its_turn
+        super()._grant(entry, klass, promotion, tag, number)
+
+    def _move(self, entry: Entry[int], blocker: State[Lot[int]], now: float) -> None:
+        """One that is tried in vain is passed, unless its own siblings are in the way."""
+        self.passed[entry.owner] += not any(blocker.key in dict(one.wants.permits + one.wants.holds) for one in entry.flow.running)
+        super()._move(entry, blocker, now)
+
+
+class World:
+    """One gate, the calls of a case and those that are added, and a naive model beside them.
+
+    Attributes:
+        calls: what each call is, by number; those that are over are forgotten.
+        entries: those that are parked or run.
+        behind: those that were offered and not handed in.
+        over: those that were refused or have ended.
+    """
+
+    def __init__(self, case: Case, kind: type[Gate[int]] = Gate) -> None:
+        flows = max([case.flows, *(one.flow + 1 for one in case.calls)])
+        self.case = case
+        self.now = 0.0
+        self.steps = 0
+        self.late = 0
+        self.added = 0
+        self.root = False
+        self.ledger = make_ledger(case.pools, flows, case.window)
+        self.gate = _telling(kind)(self.ledger, passes=case.passes)
+        limits = [*case.limits, *[NEVER] * flows]
+        self.flows: list[Flow[int]] = [self.gate.open_flow(flow, case.window, limits[flow]) for flow in range(flows)]
+        self.calls: dict[int, One] = {}
+        self.wants: dict[int, Wants[Lot[int]]] = {}
+        self.touches: dict[int, set[str]] = {}
+        self.shared: dict[One, Wants[Lot[int]]] = {}
+        self.entries: dict[int, Entry[int]] = {}
+        self.behind: set[int] = set()
+        self.over: set[int] = set()
+        self.siblings: dict[int, set[int]] = {}  # who ran before the event, by flow
+        self.ready: dict[int, float] = {}
+        self.stood: dict[int, float] = {}  # the last instant at which what it waits for was held by its own run
+        self.joined: dict[int, float] = {}  # ... at which anything that it wants was
+        for one in case.calls:
+            self.add(one)
+
+    def add(self, one: One) -> int:
+        """One more call, which may be offered then; calls that are the same share what they want."""
+        call = self.added
+        self.added += 1
+        self.calls[call] = one
+        self._want(call)
+        return call
+
+    def _want(self, call: int) -> Wants[Lot[int]]:
+        one = self.calls[call]
+        wants = self.shared.get(one)
+        if wants is None:
+            wants = self.shared[one] = wants_of(self.ledger, one, root=self.root)
+        self.wants[call] = wants
+        self.touches[call] = {key for key, _ in (*wants.permits, *wants.holds)}
+        return wants
+
+    def expand(self) -> None:
+        """From now on there may be calls for all that is below "root": the others say that they are below it."""
+        old = {wants: one for one, wants in self.shared.items()}
+        self.shared.clear()
+        self.root = True
+        calls = {old[wants]: call for call, wants in self.wants.items()}
+        self.gate.expand(lambda wants: self._want(calls[old[wants]]))
+        for call in self.calls:
+            self._want(call)
+        self.check()
+
+    # ------------------------------------------------------------------ events
+
+    def running(self) -> list[int]:
+        return [call for call, entry in self.entries.items() if entry.status == GRANTED]
+
+    def parked(self) -> list[int]:
+        return [call for call, entry in self.entries.items() if entry.status == PARKED]
+
+    def unoffered(self, flow: int) -> list[int]:
+        return [
+            call
+            for call, one in self.calls.items()
+            if one.flow == flow and one.after is None and call not in self.entries and call not in self.behind
+        ]
+
+    def open_events(self) -> list[Event]:
+        """What may happen next."""
+        case, events = self.case, list[Event]()
+        for flow in range(len(self.flows)):
+            left = self.unoffered(flow)
+            if left:
+                events.append(("offer", left[0]))
+                if case.together and len(left) > 1:
+                    events.append(("all", left[0]))
+        for call in sorted(self.running()):
+            events.append(("finish", call))
+            if case.orphans and not self.entries[call].orphan:
+                events.append(("orphan", call))
+        if case.cancels:
+            events += [("cancel", call) for call in sorted(self.parked())]
+            events += [("withdraw", call) for call in sorted(self.behind)]
+        if self.gate.wake_at != NEVER:
+            events.append(("tick", 0))
+        if self.steps < case.steps:
+            events.append(("step", 0))
+        return events
+
+    def apply(self, event: Event, *, check: bool = True) -> list[Entry[int]]:
+        """Let it happen, and check what came of it; `check=False` leaves out what looks at everybody."""
+        word, call = event
+        gate, now = self.gate, self.now
+        self.siblings = {flow.number: {entry.owner for entry in flow.running} for flow in self.flows if flow.running}
+        before: dict[int, Key] = {one: entry.rank[:4] for one, entry in self.entries.items() if entry.rank is not None}
+        claimed = {one: before[one] for one in self._claimants()} if check else {}
+        decided: list[Entry[int]] = []
+        if word in ("offer", "all"):
+            flow = self.calls[call].flow
+            calls = [call] if word == "offer" else self.unoffered(flow)
+            self.ready.update(dict.fromkeys(calls, now))
+            self.behind.update(calls)
+            decided = gate.offer(self.flows[flow], [(self.wants[one], one, now) for one in calls], now)
+        elif word == "finish":
+            entry = self.entries.pop(call)
+            ready = [one for one, that in self.calls.items() if that.after == call]
+            self.ready.update(dict.fromkeys(ready, now))
+            self.behind.update(ready)
+            if ready:
+                decided = gate.finish(entry, now, [(self.wants[one], one, now) for one in ready], self.urgency)
+            else:
+                decided = gate.finish(entry, now)
+            self._forget(call)
+            self._late(gate.finish(entry, now), gate.cancel(entry, now))
+        elif word == "orphan":
+            entry = self.entries[call]
+            decided = gate.orphan(entry, now)
+            self._late(gate.orphan(entry, now), gate.cancel(entry, now))
+        elif word == "cancel":
+            entry = self.entries[call]
+            decided = gate.cancel(entry, now)
+            self._late(gate.cancel(entry, now), gate.finish(entry, now))
+            assert entry in decided, "the cancelled one was not told"
+            assert entry.rejection.code == "cancelled"
+        elif word == "withdraw":
+            assert gate.withdraw(self.flows[self.calls[call].flow], lambda owner: owner == call) == [call]
+            self.behind.remove(call)
+            self._forget(call)
+        elif word == "tick":
+            now = self.now = max(now, gate.wake_at)
+            decided = gate.tick(now)
+            assert gate.wake_at > now, "the tick left something due"
+        else:
+            assert word == "step"
+            self.steps += 1
+            self.now += 1
+        started = self._decisions(decided, before)
+        self._watch_clocks()
+        if check:
+            if word == "offer" and call in self.entries and self.stood.get(call) == now:
+                assert not self.entries[call].queued, f"call {call} waits for its siblings and fills the queue"
+            if word != "orphan":
+                self._check_claims(claimed, started, before)
+            self.check(ticked=word == "tick")
+        return decided
+
+    def urgency(self, call: int) -> tuple[float, int, int]:
+        return (self.calls[call].urgent, 0, call)
+
+    def _forget(self, call: int) -> None:
+        """It is over; those who were to come after it never will, unless they have come."""
+        self.over.add(call)
+        for one in [one for one, that in self.calls.items() if that.after == call and one not in self.ready]:
+            self._forget(one)
+        for table in (self.calls, self.wants, self.touches, self.ready, self.gate.passed, self.stood, self.joined):
+            table.pop(call, None)
+
+    def _late(self, *decided: list[Entry[int]]) -> None:
+        self.late += len(decided)
+        assert not any(decided), "a late event decided something"
+        assert self.gate.statistics()["late_events"] == self.late, "a late event was not counted"
+
+    # ------------------------------------------------------------------ the naive model: decisions
+
+    def _decisions(self, decided: list[Entry[int]], before: dict[int, Key]) -> dict[int, One]:
+        """Each call is decided once, and rightly; returns those that started."""
+        for flow in self.flows:
+            for entry in self.gate.parked_of(flow):
+                if entry.owner not in self.entries:
+                    self.behind.remove(entry.owner)
+                    self.entries[entry.owner] = entry
+        started: dict[int, One] = {}
+        told: set[int] = set()
+        for entry in decided:
+            call = entry.owner
+            assert call in before or call in self.behind, f"call {call} was decided twice"
+            assert call not in told, f"call {call} was told twice"
+            assert entry is self.entries.get(call, entry), f"call {call} is another entry now"
+            told.add(call)
+            self.behind.discard(call)
+            if entry.status == GRANTED:
+                self.entries[call] = entry
+                started[call] = self.calls[call]
+                self._granted(call, entry, call in before, decided)
+            else:
+                assert entry.status == REJECTED, f"call {call} was told before it was decided"
+                self._rejected(call, entry)
+                self.entries.pop(call, None)
+        for entry in decided:
+            if entry.status == REJECTED:
+                self._forget(entry.owner)
+        for call in [call for call, entry in self.entries.items() if entry.status == DONE]:
+            del self.entries[call]  # a more urgent one of its run took its place
+            self.behind.add(call)
+        return started
+
+    def _granted(self, call: int, entry: Entry[int], waited_before: bool, decided: list[Entry[int]]) -> None:
+        one, flow = self.calls[call], entry.flow
+        assert self.now < flow.limit, f"call {call} started after its run's deadline"
+        for other in self.behind if not waited_before else ():
+            alike = self.wants[other] is self.wants[call] and self.calls[other].urgent == one.urgent
+            assert other > call or not alike, f"call {call} came and went before call {other}"
+        if waited_before and self.stood.get(call) != self.now:
+            joined = any(  # a sibling holds, or was served first in this step: now it waits for that one
+                self.touches[call] & self.touches.get(other.owner, set())
+                for other in (*flow.running, *decided)
+                if other is not entry and other.flow is flow
+            )
+            waited = self.now - max(entry.since, self.stood.get(call, 0.0))
+            assert joined or waited < one.max_wait, f"call {call} started although its wait was over"
+
+    def _rejected(self, call: int, entry: Entry[int]) -> None:
+        one, code = self.calls[call], entry.rejection.code
+        if code == "wait_timeout":
+            waited = self.now - max(self.ready[call], self.stood.get(call, 0.0))
+            assert waited >= one.max_wait, f"call {call} was given up after {waited}"
+        elif code == "deadline_exceeded":
+            assert self.now >= entry.flow.limit
+        elif code == "concurrency_limit":
+            hopeless = any(units > pool.limit - pool.reserve for pool, units in self.wants[call].pools)
+            assert hopeless or not one.wait, f"call {call} was to wait"
+        elif code == "queue_full":
+            assert one.bound is not None
+            assert one.bound <= sum(self.entries[other].queued for other in self.parked()), "the queue is not full"
+            own = [other.owner for other in entry.flow.running]
+            own = [other for other in own if other in self.siblings.get(entry.flow.number, ())]
+            held = set[str]().union(*(self.touches[other] for other in own))
+            assert not any(entry.rejection.blocker == f"pool {key}" for key in held), "siblings filled the queue"
+        else:
+            assert code == "cancelled"
+
+    def _watch_clocks(self) -> None:
+        """Note who waits for something that a running call of its own run holds."""
+        for flow in self.flows:
+            if not flow.lines:
+                continue
+            held = set[str]().union(*(self.touches[entry.owner] for entry in flow.running))
+            for bay, line in flow.lines.items():
+                for call in [*(entry.owner for entry in line.parked), *(one[1] for one in line.backlog or ())]:
+                    if bay.state.key in held:
+                        self.stood[call] = self.now
+                    if held & self.touches[call]:
+                        self.joined[call] = self.now
+
+    # ------------------------------------------------------------------ the naive model: states
+
+    def _free(self, wants: Wants[Lot[int]], holders: Iterable[int], only: str | None = None) -> bool:
+        """Could it be had beside these? `only` looks at one state."""
+        taken = [self.wants[one] for one in holders]
+        for pool, units in wants.pools:
+            if only in (None, pool.key):
+                held = sum(more for other in taken for that, more in other.pools if that is pool)
+                if held + units > (pool.limit if wants.priority > 0 else pool.limit - pool.reserve):
+                    return False
+        return all(
+            COMPATIBLE[mode][more]
+            for key, mode in wants.holds
+            if only in (None, key)
+            for other in taken
+            for that, more in other.holds
+            if that == key
+        )
+
+    def _claimants(self) -> list[int]:
+        """The promoted who wait for something that orphans alone do not bar, in the order of their promotion."""
+        found: list[tuple[float, int]] = []
+        orphans = [call for call in self.running() if self.entries[call].orphan]
+        for call in self.parked():
+            entry = self.entries[call]
+            if entry.promoted and self._free(self.wants[call], orphans, only=entry.line.bay.state.key):
+                assert entry.rank is not None
+                found.append((entry.rank[1], call))
+        return [call for _, call in sorted(found)]
+
+    def _hidden(self, call: int, holders: list[int], claimants: list[int]) -> bool:
+        """Do claims of better rank leave too little for a call?"""
+        rank = self.entries[call].rank
+        assert rank is not None
+        better: list[int] = []
+        for one in claimants:
+            other = self.entries[one].rank
+            assert other is not None
+            if other[1] < rank[1] if rank[1] != NEVER else other[0] <= rank[0]:
+                better.append(one)
+        return bool(better) and not self._free(self.wants[call], [*holders, *better])
+
+    def _check_claims(self, claimed: Mapping[int, Key], started: dict[int, One], before: dict[int, Key]) -> None:
+        """What was claimed all the while went to nobody of a lower rank."""
+        if not claimed or any(before.get(call, (0, NEVER))[1] != NEVER for call in started):
+            return  # earlier claimants may have been served
+        for waiter in claimed.keys() & self._claimants():
+            wants = self.wants[waiter]
+            for call, one in started.items():
+                if -one.priority < claimed[waiter][0] or call not in self.wants:
+                    continue
+                for pool, units in wants.pools:
+                    room = pool.limit if wants.priority > 0 else pool.limit - pool.reserve
+                    took = pool.key in dict(self.wants[call].permits)
+                    assert not took or pool.held + units <= room, f"call {call} got what call {waiter} claims"
+                for key, mode in wants.holds:
+                    other = dict(self.wants[call].holds).get(key)
+                    assert other is None or COMPATIBLE[mode][other], f"call {call} got what call {waiter} claims"
+
+    def check(self, *, ticked: bool = False) -> None:
+        """The gate's own invariants, and everybody against the naive model."""
+        gate = self.gate
+        gate.validate()
+        holders, parked = self.running(), self.parked()
+        for key, pool in self.ledger.pools.items():
+            held = sum(units for call in holders for that, units in self.wants[call].permits if that == key)
+            assert held == pool.held <= pool.limit, f"{pool} should hold {held}"
+        taken = [(key, mode, call) for call in holders for key, mode in self.wants[call].holds]
+        for key, mode, call in taken:
+            alone = all(COMPATIBLE[mode][more] for that, more, other in taken if that == key and other != call)
+            assert alone, f"call {call} is not alone"
+        waiting = {entry.owner for flow in self.flows for entry in gate.parked_of(flow)}
+        assert set(parked) == waiting, "somebody is forgotten"
+        lines = [line for flow in self.flows for line in flow.lines.values()]
+        assert self.behind == {one[1] for line in lines for one in line.backlog or ()}, "the backlog lost somebody"
+        assert holders or not (parked or self.behind), f"deadlock: nothing runs, {sorted(parked)} wait"
+        claimants = self._claimants()
+        assert gate.statistics()["claimants"] == len(claimants), "the wrong ones claim"
+        for call in parked:
+            entry = self.entries[call]
+            if self._free(self.wants[call], holders):
+                assert self._hidden(call, holders, claimants), f"call {call} waits for nothing"
+            joined = self.joined.get(call, 0.0)
+            over = joined < self.now and self.now - max(entry.since, joined) >= self.calls[call].max_wait
+            assert not (ticked and over), f"call {call} waits too long"
+            rank = entry.line.bay.head()
+            if rank is not None and rank[4] is entry:
+                passed = self.gate.passed[call]
+                assert passed < self.case.passes, f"call {call} was passed {passed} times and is not promoted"
+        for flow in self.flows:
+            assert not flow.lines or gate.wake_at <= flow.limit, f"{flow} would not be stopped at its deadline"
+            assert not (ticked and flow.lines and flow.limit <= self.now), f"{flow} was not stopped at its deadline"
+
+    def settled(self) -> bool:
+        """Everything that was to happen has happened."""
+        return not self.calls
+
+    def drain(self) -> None:
+        """Let everything happen that is left, the oldest first."""
+        while self.calls:
+            running = self.running()
+            if running:
+                self.apply(("finish", min(running)))
+            else:
+                self.apply(("offer", min(call for call in self.calls if call not in self.entries)))
+
+    def check_empty(self) -> None:
+        """All is free, nothing is remembered, and the whole capacity can be taken again."""
+        check_empty(self.gate)
+        for flow in self.flows:
+            self.gate.close_flow(flow)
+        self.gate.validate()
+
+    # ------------------------------------------------------------------ telling states apart
+
+    def fingerprint(self) -> tuple[object, ...]:
+        """All that decides what can happen from here, with instants, tags and numbers made relative."""
+        gate, now = self.gate, self.now
+        served = gate._served
+        ranked = sorted(entry.rank for entry in self.entries.values() if entry.rank is not None)
+        order = {rank[4].owner: place for place, rank in enumerate(ranked)}
+        promoted = sorted(rank[1] for rank in ranked if rank[1] != NEVER)
+        calls: list[object] = []
+        for call in range(self.added):
+            entry = self.entries.get(call)
+            if entry is None:
+                calls.append("behind" if call in self.behind else "over" if call in self.over else "")
+            elif entry.status == PARKED:
+                rank, bay = entry.rank, entry.line.bay
+                assert rank is not None
+                first = promoted.index(rank[1]) if rank[1] != NEVER else -1
+                passes = entry.passes + (bay.passes if rank[1] == NEVER else 0)
+                tag = round(max(rank[2] - served, 0.0), 6)
+                calls.append((bay.state.key, bay.need, order[call], rank[0], first, tag, passes, entry.queued))
+                calls.append((entry.clock - now, entry.deadline - now, self.gate.passed[call], *self._stood(call)))
+            else:
+                calls.append("orphan" if entry.orphan else "runs")
+        flows: list[object] = []
+        for flow in self.flows:
+            flows.append((round(max(flow.tag - served, 0.0), 6), flow.limit - now))
+            for bay, line in flow.lines.items():
+                behind = tuple(one[1] for one in line.backlog or ())
+                flows.append((bay.state.key, bay.need, tuple(entry.owner for entry in line.parked), behind))
+                flows.append((line.freed - now, *(self._stood(one) for one in behind)))
+        return (*calls, "|", *flows, gate.wake_at - now, self.steps, self.now if self.case.limits else 0)
+
+    def _stood(self, call: int) -> tuple[float, float]:
+        return self.stood.get(call, NEVER) - self.now, self.joined.get(call, NEVER) - self.now
 
 
 class Violation(AssertionError):
@@ -421,18 +598,15 @@ def explore(
     seen: set[tuple[object, ...]] = set()
     path: list[Event] = []
 
-    def told(error: Exception) -> Violation:
-        return Violation(f"{case.name}: {' '.join(f'{word}{call}' for word, call in path)}: {type(error).__name__} {error}")
-
     def visit(world: World) -> None:
         mark = world.fingerprint()
         if mark in seen or len(seen) >= most:
             return
         seen.add(mark)
-        events = world.open_events()
         if world.settled():
             world.check_empty()
             return
+        events = world.open_events()
         assert events, "hang: nothing can happen any more"
         for place, event in enumerate(events):
             if place:
@@ -446,14 +620,9 @@ def explore(
             except Violation:
                 raise
             except Exception as error:
-                raise told(error) from error
+                story = " ".join(f"{word}{call}" for word, call in path)
+                raise Violation(f"{case.name}: {story}: {type(error).__name__} {error}") from error
             path.pop()
 
     visit(make(case, kind))
     return len(seen)
-
-
-def states_of(gate: Gate[int]) -> Iterator[State[Lot[int]]]:
-    """Every pool and node of a gate's ledger."""
-    yield from gate.ledger.pools.values()
-    yield from gate.ledger._nodes.values()

@@ -1,13 +1,16 @@
 """What the tests of whole towers share: a loop on virtual time, a stage for scripted handlers, and the look afterwards.
 
-Theory. Virtual time stands still while anything can go on, and jumps to the next timer when nothing can. So a test of a thirty-second
+Theory. Virtual time stands still while anything can go on, and jumps to the next timer when nothing can. So a test of
+a thirty-second
 wait takes no time, and the same test always takes the same steps. When nothing can go on and no timer is left,
 somebody was forgotten: that is a `Deadlock`, told with the story, never a hanging test.
 
-Sync handlers run on real threads. The loop knows how many of them are at work (`outside`) and does not let time jump while one is; a thread
+Sync handlers run on real threads. The loop knows how many of them are at work (`outside`) and does not let time jump
+while one is; a thread
 that waits for virtual time or for the test (`Stage.rest`, `Latch`) does not count as at work.
 
-House rules. A test makes its towers by `stage.tower()`. When it is over, each of them must be whole again: nothing held, nothing
+House rules. A test makes its towers by `stage.tower()`. When it is over, each of them must be whole again: nothing
+held, nothing
 waiting, and the whole capacity can be taken at once, asked of the ledger and asked by real calls.
 
 Not here: anything that a user needs.
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import selectors
 import threading
 from collections import Counter
@@ -28,16 +32,21 @@ from typing import Any, TypeVar
 from towerman import CODES, Call, Result, Tower
 from towerman.gate import Gate
 from towerman.ledger import Wants
-from towerman.work import Job
 from towerman.threads import Port, Ticket, Workers
+from towerman.work import Job
 
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Real seconds after which a thread that does not come back is a failure. Nothing waits so long that goes on at all."""
+"""Real seconds after which a thread that does not come back is a failure. Nothing waits so long that goes on at all.
+"""
 
 TURNS = 300_000
 """Turns of the loop at one instant after which it is going round in circles."""
+
+
+WRECKS: list[object] = []
+"""Loops that failed, with their tasks."""
 
 
 class Deadlock(AssertionError):
@@ -104,7 +113,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _Selector()
         selector.loop = self
         super().__init__(selector)
-        self._clock_resolution = 1e-12  # timers of one instant fire together, and none before its time
+
+    @property
+    def _clock_resolution(self) -> float:
+        """The least step of time: timers of this instant fire, and none before its time."""
+        return math.ulp(self.clock.value)
+
+    @_clock_resolution.setter
+    def _clock_resolution(self, seconds: float) -> None:
+        """What the real clock has does not matter."""
 
     def time(self) -> float:
         """The present virtual instant in seconds."""
@@ -282,7 +299,7 @@ def run_virtual(
         try:
             return await main
         finally:
-            remaining.update(asyncio.all_tasks() - {asyncio.current_task()})  # type: ignore[arg-type]
+            remaining.update(asyncio.all_tasks(loop) - {main_task})
             timers.extend(loop.timers())
 
     main_task = loop.create_task(whole())
@@ -299,7 +316,9 @@ def run_virtual(
 
 
 def _wind_up(loop: VirtualLoop, main_task: asyncio.Task[Any]) -> None:
-    """Cancel what is left and close the loop. Where the loop itself has failed, nothing that comes after may hide it."""
+    """Cancel what is left and close the loop. Where the loop itself has failed, nothing that comes after may hide
+    it.
+    """
     failed = not main_task.done()
     if not failed and not main_task.cancelled():
         main_task.exception()  # looked at, also where a KeyboardInterrupt went past it
@@ -319,8 +338,12 @@ def _wind_up(loop: VirtualLoop, main_task: asyncio.Task[Any]) -> None:
         if not failed:
             raise
     finally:
-        for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # the failure itself is told
+        if failed:
+            # The failure itself is told. What it left half-way is kept, or the collector would stumble over it in another test.
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            WRECKS.append((loop, tasks))
         loop.close()
 
 
@@ -434,7 +457,9 @@ class Stage:
 
 
 def on_stage() -> Iterator[Stage]:
-    """A stage; afterwards every tower made on it must be whole again. A module says `stage = pytest.fixture(on_stage)`."""
+    """A stage; afterwards every tower made on it must be whole again. A module says `stage =
+    pytest.fixture(on_stage)`.
+    """
     made = Stage()
     yield made
     print("story:", *made.story[-400:], sep="\n")  # shown when the test failed
@@ -443,6 +468,7 @@ def on_stage() -> Iterator[Stage]:
             whole_again(tower)
             made.run(retake(tower))
         tower._core.workers.close()
+        tower._courier.close()
 
 
 # ==================================================================== the look afterwards

@@ -285,7 +285,7 @@ def test_deep_mappings_and_cycles_are_refused() -> None:
 
 def test_shared_bulk_in_a_mapping_is_counted_where_it_is_met() -> None:
     """A small object that unfolds to billions of entries ends at the size limit."""
-    bulk: object = "x"
+    bulk: object = "x" * 1000
     for _ in range(40):
         bulk = [bulk, bulk]
     assert "longer than" in unloadable({"a": bulk})
@@ -662,7 +662,7 @@ def test_g8_no_value_and_no_made_up_name_is_in_a_refusal(value: dict[str, object
 
 
 @given(json_objects, broken_texts)
-@settings(max_examples=200)
+@settings(max_examples=40)
 def test_g8_a_canary_in_any_place_is_never_told(value: dict[str, object], text: str) -> None:
     """G8: whatever is wrong, and wherever the secret stands, the refusal does not repeat it."""
     secret = planted(value)
@@ -857,22 +857,15 @@ def test_unknown_arguments_are_refused_with_near_names() -> None:
 def test_keyword_parameters_let_further_names_pass() -> None:
     """With **kwargs further names pass, checked against its annotation where there is one."""
 
-    class Extra(TypedDict, total=False):
-        depth: int
-
     def free(a: int, **more) -> None: ...  # type: ignore[no-untyped-def]
 
     def typed(a: int, **more: int) -> None: ...
-
-    def unpacked(a: int, **more: Unpack[Extra]) -> None: ...
 
     assert checker(free).check('{"a": 1, "x": {"y": 1}}') == {"a": 1, "x": {"y": 1}}
     assert checker(typed).check('{"a": 1, "x": "5"}') == {"a": 1, "x": 5}
     assert checker(typed).names == {"a"}
     assert "argument '*' must be a whole number" in refusal(typed, '{"a": 1, "secret": "z"}')
     assert "argument '*' must be a whole number" in refusal(typed, '{"a": 1, "secret": true}')
-    assert checker(unpacked).check('{"a": 1, "depth": "2"}') == {"a": 1, "depth": 2}
-    assert "a name that is not in its schema" in refusal(unpacked, '{"a": 1, "other": 2}')
 
 
 class Service:
@@ -1056,6 +1049,13 @@ def positional(a: int, b: int, /, c: int) -> None: ...
 def starred(a: int, *rest: int) -> None: ...
 
 
+class Options(TypedDict, total=False):
+    depth: int
+
+
+def unpacking(a: int, **more: Unpack[Options]) -> None: ...
+
+
 def with_file(a: int, stream: threading.Lock) -> None: ...
 
 
@@ -1070,6 +1070,7 @@ def with_nonsense(a: "not a type at all", b: int) -> None: ...  # noqa: F722
     [
         (positional, ["'positional'", "'a'", "positional-only", "remove the '/'"]),
         (starred, ["'starred'", "'rest'", "without a name", "one list parameter"]),
+        (unpacking, ["'unpacking'", "'more'", "unpacks a TypedDict", "keyword parameters"]),
         (with_file, ["'with_file'", "'stream'", "cannot be read from JSON", "schema="]),
         (with_callback, ["'with_callback'", "'done'", "cannot be read from JSON"]),
         (with_nonsense, ["'with_nonsense'", "'a'", "cannot be resolved"]),
@@ -1195,6 +1196,17 @@ def test_a_long_list_of_mistakes_is_not_told_one_by_one() -> None:
     message = refusal(schema, {"numbers": ["x"] * 100_000})
     assert "'numbers[0]' must be a whole number" in message
     assert "and many more" in message
+
+    def fussy(value: object) -> object:
+        """Raises what pydantic does not expect, for short lists only."""
+        assert isinstance(value, list)
+        if len(value) < 10:
+            raise ZeroDivisionError(CANARY)
+        return value
+
+    def careful(numbers: Annotated[list[int], BeforeValidator(fussy)]) -> None: ...
+
+    assert "'numbers[0]' must be a whole number" in refusal(careful, {"numbers": ["x"] * 200})
     late = refusal(take, {"numbers": [1] * 5 + ["x"] * 200})
     assert "'numbers[5]' must be a whole number" in late
 
@@ -1441,10 +1453,12 @@ def test_g12_schemas_that_grow_exponentially_are_refused(keyword: str) -> None:
     ("link", "count"),
     [
         (lambda to: {"$ref": to}, 5000),
+        (lambda to: {"$ref": to}, 50),
         (lambda to: {"allOf": [{"$ref": to}]}, 4000),
+        (lambda to: {"anyOf": [{"$ref": to}, {"type": "null"}]}, 25),
         (lambda to: {"properties": {"a": {"$ref": to}}}, 4000),
+        (lambda to: {"properties": {"a": {"$ref": to}}}, 200),
     ],
-    ids=["$ref", "allOf", "properties"],
 )
 def test_g12_a_very_long_chain_of_references_ends(link: Callable[[str], object], count: int) -> None:
     """A chain of references as long as the size limit allows is used or refused, and overflows no stack."""
@@ -1453,9 +1467,9 @@ def test_g12_a_very_long_chain_of_references_ends(link: Callable[[str], object],
     try:
         subject = checker_from_schema(schema)
     except PolicyError as wrong:
-        assert re.search("too long a chain|more than 10,000", str(wrong))  # noqa: PT017  # either end is fine
+        assert re.search("go too deep|references in a row", str(wrong))  # noqa: PT017  # either end is fine
     else:
-        assert "does not fit" in refusal(subject, "{}")
+        assert isinstance(outcome(subject, chain(60)), dict | str)
 
 
 def test_shared_and_recursive_schemas_are_fine() -> None:
@@ -1855,7 +1869,7 @@ def test_p74_a_huge_name_is_cheap_and_harmless() -> None:
     assert near_names(huge, ["okok", "x" * 10_000, huge + "!"]) == [huge + "!", "okok"]
     assert near_names("tool_7", [f"tool_{number}" for number in range(5_000)], 1) == ["tool_7"]
     assert len(near_names("tool", [f"tool_{number}" for number in range(5_000)])) == 3
-    assert near_names("toolzz", [f"t0ol_{number:04}" for number in range(5_000)], most=1)
+    assert near_names("order_0003", [f"ordre_{number:04}" for number in range(5_000)], most=1) == ["ordre_0003"]
 
 
 @given(st.text(max_size=300), st.lists(st.text(max_size=30), max_size=8), st.integers(0, 4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import io
 import ipaddress
 import itertools
@@ -11,6 +13,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, deque, namedtuple
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -144,6 +147,10 @@ class Number(int):
     __str__ = __repr__
 
 
+class Ratio(Fraction):
+    pass
+
+
 class Real(float):
     def __repr__(self) -> str:
         return "not a number"
@@ -271,6 +278,8 @@ EVERYDAY: list[tuple[object, object]] = [
     ({"a": 1}.items(), [["a", 1]]),
     (ValueError(CANARY), {"exception": "ValueError"}),
     ([1, KeyError(CANARY)], [1, {"exception": "KeyError"}]),
+    (ipaddress.AddressValueError(CANARY), {"exception": "AddressValueError"}),
+    (Ratio(1, 3), "1/3"),
     ([UserString("x"), Text("x"), Kind.A], ["x", "x", "a"]),
     ([], []),
     ({}, {}),
@@ -478,6 +487,15 @@ class RaisingType(metaclass=Meta):
     pass
 
 
+class Unhashable(type):
+    def __hash__(cls) -> int:
+        raise OSError(CANARY)
+
+
+class RaisingKind(metaclass=Unhashable):
+    pass
+
+
 class Liar:
     @property
     def __class__(self):  # type: ignore[no-untyped-def]
@@ -502,6 +520,8 @@ class Liar:
         (RaisingMapping(), "ValueError"),
         (OddMapping(), "ValueError"),
         (RaisingType(), "ValueError"),
+        (RaisingKind(), "OSError"),
+        (type("Long" * 1000, (), {})(), "LongLong object"),
         (Forever(), "another one of its kind"),
         (io.StringIO(CANARY), "return its content"),
         (_async_generator(), "async for"),
@@ -651,6 +671,22 @@ def test_text_is_cut_between_characters(character: str, limit: int) -> None:
     )
     assert f"of {encoded.original_bytes} bytes cut" in encoded.text
     assert kept > 0
+
+
+def test_the_failed_value_is_let_go() -> None:
+    """G12: an error that was dealt with does not keep the value alive until the collector runs."""
+    value = Lines()
+    gone = weakref.ref(value)
+    gc.disable()
+    try:
+        with contextlib.suppress(EncodingError):
+            encode([value, Opaque()], 100)
+        with contextlib.suppress(EncodingError):
+            encode(value, 100, Raising().fail)
+        del value
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_limit_below_the_smallest_counts_as_the_smallest() -> None:
@@ -1103,6 +1139,8 @@ def test_recut_of_a_text_that_is_not_the_values_own() -> None:
     forged = '{"truncated":{"original_bytes":"x"},"result":"' + "r" * 300 + '"}'
     assert json.loads(recut(None, forged, 200))["truncated"]["original_bytes"] == len(forged)
     assert "of 400 bytes" in recut("", "[... 1 of 3 bytes cut ...]" + "q" * 374, 100)
+    huge = '{"truncated":{"original_bytes":1' + "0" * 100 + '},"result":"' + "r" * 300 + '"}'
+    assert len(recut(None, huge, MIN_BYTES)) <= MIN_BYTES
     for limit in range(MIN_BYTES, 90):
         assert len(recut(None, forged, limit)) <= limit
 

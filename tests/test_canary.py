@@ -2,8 +2,9 @@
 
 A secret stands in one place of a batch (a source); it is then looked for everywhere that anybody but the model and the
 caller can look (the sinks). A new source or a new sink is one line of its table. What a call is *for* may of course
-say it: the content of its own result, and a `ToolError`'s words in its own result. Ids of calls, the words of whoever cancels, and a key that the host misspelled in
-a record of its own (`argumnets`) are told by design and are no secrets here.
+say it: the content of its own result, and a `ToolError`'s words in its own result. Ids of calls, the words of whoever
+cancels, and a key that the host misspelled in a record of its own (`argumnets`) are told by design and are no secrets
+here.
 """
 
 from __future__ import annotations
@@ -472,8 +473,9 @@ SINKS: dict[str, Callable[[Seen], str]] = {
     "results of other calls": lambda seen: _lines([f"{one.message} {one.content} {one.value}" for one in seen.others]),
     "messages of other calls": _sent,
     "notice": lambda seen: _lines([batch.notice for batch in seen.batches]),
-    "repr of what was given": lambda seen: repr(seen.given) if isinstance(seen.given, Batch | Call) else "",
-    "repr of its calls": lambda seen: repr(seen.given) if type(seen.given) is list and seen.batches else "",
+    "repr of calls and batches handed in": lambda seen: repr(
+        [one for one in (seen.given if isinstance(seen.given, list) else [seen.given]) if isinstance(one, Batch | Call)]
+    ),
     "repr of the tower": lambda seen: repr(seen.tower),
     "repr of runs": lambda seen: repr(seen.runs),
     "repr of batches": lambda seen: repr(seen.batches),

@@ -1014,7 +1014,9 @@ def test_p46_aggressive_callers_do_not_starve_a_slow_one(stage: Stage) -> None:
 
 
 def test_p46_the_queue_timeout_is_honoured(stage: Stage) -> None:
-    """A call behind a busy place is told `wait_timeout` when its two seconds are over, and never starts (P-46, R-66)."""
+    """A call behind a busy place is told `wait_timeout` when its two seconds are over, and never starts (P-46,
+    R-66).
+    """
     tower = stage.tower(max_concurrency=1, max_wait=2)
 
     @tower.tool(independent=True)

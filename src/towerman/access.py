@@ -7,9 +7,9 @@ names the other's node, or a node below its subtree, and at least one writes.
 
 Ledgers know neither nesting nor subtrees, only flat keys and four modes. So every node K has two locks: the node lock
 "K" and the tree lock "K/**". A read or write of the node takes S or X on its node lock and announces itself by IS or IX
-on the tree locks of K and of all nodes above; a read or write of the subtree takes S or X on the tree lock of K and
-announces itself above. (Granular locking: Gray, Lorie, Putzolu, Traiger, 1976.) Two accesses conflict if and only if
-two of their locks are incompatible. A call that holds S and needs IX on one tree lock gets X, for there is no fifth
+on the tree locks of all nodes above; a read or write of the subtree takes S or X on the node lock and the tree lock of
+K and announces itself above. (Granular locking: Gray, Lorie, Putzolu, Traiger, 1976.) Two accesses conflict if and only
+if two of their locks are incompatible. A call that holds S and needs IX on one tree lock gets X, for there is no fifth
 mode: this locks more than needed, never less. Where no registered tool can declare a subtree the node lock is enough.
 
 One resource has one key, however it is spelled. Where that cannot be known, more is locked, or the call is refused:
@@ -778,10 +778,9 @@ def _locks(access: Access, subtrees: bool) -> list[Hold]:
             raise ValueError(f"{access!r} is a subtree: flat_holds needs subtrees=True")
         return [(key, strong)]
     locks = [(above + "/**", weak) for above in _above(key)]
+    locks.append((key, strong))
     if access.subtree:
         locks.append((key + "/**", strong))
-    else:
-        locks += ((key, strong), (key + "/**", weak))
     return locks
 
 

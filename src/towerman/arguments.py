@@ -38,14 +38,14 @@ from datetime import timedelta
 from decimal import Decimal
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Final, Protocol, TypedDict, Union, cast, get_args, get_origin
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from towerman.calls import Arguments
 from towerman.errors import PolicyError
 
 if TYPE_CHECKING:
     from griffe import DocstringSection
-    from jsonschema_rs import FancyRegexOptions, Validator, ValidatorMap
+    from jsonschema_rs import FancyRegexOptions, Registry, Validator
     from pydantic import TypeAdapter
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -209,7 +209,7 @@ def _load(raw: object, empty: str, depth: int) -> tuple[dict[str, object], bool]
     """The loaded arguments, and whether there may be a bool among them."""
     if isinstance(raw, str):
         return _from_text(raw, empty, depth), "true" in raw or "false" in raw
-    if isinstance(raw, Mapping):
+    if type(raw) is dict or isinstance(raw, Mapping):  # the check of the abstract class is slow
         return _from_mapping(raw, depth)
     if isinstance(raw, bytes | bytearray):
         if len(raw) > MAX_ARGUMENT_BYTES:
@@ -448,7 +448,7 @@ def _sequence(value: object) -> Sequence[object]:
 
 def _pointed(root: object, reference: str) -> object:
     """What a reference of the form #/a/b points to; None when there is nothing."""
-    node = root
+    node = root if reference[1:2] in ("", "/") else None
     for step in unquote(reference).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
@@ -629,6 +629,8 @@ def checker_from_function(function: Callable[..., object], *, context_parameter:
             raise _wrong(function, parameter, "is positional-only, but arguments come by name", "remove the '/'")
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise _wrong(function, parameter, "takes arguments without a name", "make it one list parameter")
+        if get_origin(resolved) is typing.Unpack:
+            raise _wrong(function, parameter, "unpacks a TypedDict", "write its names as keyword parameters")
         if isinstance(resolved, _Unresolved):
             fix = "import or define it before the tool is registered, also at run time (not only under TYPE_CHECKING)"
             raise _wrong(function, parameter, f"has an annotation that cannot be resolved ({resolved.told})", fix)
@@ -919,8 +921,8 @@ class _SignatureChecker:
             more = "many more"
             try:
                 self._guard().validate_python(_beginning(values))
-            except ValidationError as shorter:
-                error = shorter
+            except Exception as shorter:
+                error = shorter if isinstance(shorter, ValidationError) else error
         errors = error.errors(include_url=False, include_context=False, include_input=False)[:_COUNTED]
         return _told(list(_located(self._root, ((item["type"], item["loc"]) for item in errors))), more)
 
@@ -1074,7 +1076,7 @@ def _anchors(root: Mapping[str, object]) -> dict[str, object]:
 
 
 def _target(root: object, anchors: Mapping[str, object], reference: str) -> object:
-    return _pointed(root, reference) if reference[1:2] in ("", "/") else anchors.get(reference)
+    return anchors.get(reference, _pointed(root, reference))
 
 
 def _steps(root: object, anchors: Mapping[str, object], depth: int | None) -> int:
@@ -1091,24 +1093,35 @@ def _steps(root: object, anchors: Mapping[str, object], depth: int | None) -> in
         if key in known or depth == 0:
             return known.get(key, 1)
         known[key] = 0
-        here, waiting = 0, [node]
+        here, waiting = 0, [(node, 0)]
         parts: dict[str, list[object]] = {}
         chosen: list[object] = []  # a discriminator says which one of these is tried
         while waiting and here <= MAX_SCHEMA_STEPS:
-            one = _mapping(waiting.pop())
+            part, hops = waiting.pop()
+            if hops > MAX_DEPTH:  # each hop takes stack in the validator, and again on every level of the value
+                return MAX_SCHEMA_STEPS + 1
+            one = _mapping(part)
             here += 1
-            for reference in map(one.get, _REFERENCES):
-                if isinstance(reference, str):
-                    waiting.append(_target(root, anchors, reference))
-            aside = chosen if depth is not None and "discriminator" in one else waiting
-            aside.extend(sub for _, sub in _subschemas(one, _HERE))
+            targets = [_target(root, anchors, to) for to in map(one.get, _REFERENCES) if isinstance(to, str)]
+            tried = [sub for _, sub in _subschemas(one, _HERE)]
+            if depth is not None and "discriminator" in one:
+                chosen += tried
+            else:
+                targets += tried
+            waiting += [(sub, hops + 1) for sub in targets]
             for below, sub in _subschemas(one, _INSIDE):
                 parts.setdefault(below, []).append(sub)
-        if here <= MAX_SCHEMA_STEPS:
-            below_that = None if depth is None else depth - 1
-            here += max((steps(sub, depth) for sub in chosen), default=0)
-            here += max((sum(steps(sub, below_that) for sub in subs) for subs in parts.values()), default=0)
-        known[key] = min(here, MAX_SCHEMA_STEPS + 1)
+        # Plain loops: calls from sum or max would take stack of the machine, of which a thread may have little.
+        below_that = None if depth is None else depth - 1
+        most_chosen = most_below = 0
+        for sub in chosen:
+            most_chosen = max(most_chosen, steps(sub, depth))
+        for subs in parts.values() if here <= MAX_SCHEMA_STEPS else ():
+            total = 0
+            for sub in subs:
+                total += steps(sub, below_that)
+            most_below = max(most_below, total)
+        known[key] = min(here + most_chosen + most_below, MAX_SCHEMA_STEPS + 1)
         return known[key]
 
     return steps(root, depth)
@@ -1119,6 +1132,9 @@ def _depth_limit(root: Mapping[str, object]) -> int:
     if _steps(root, {}, MAX_DEPTH) <= MAX_SCHEMA_STEPS or _steps(root, {}, None) > MAX_SCHEMA_STEPS:
         return MAX_DEPTH
     return next(depth for depth in range(1, MAX_DEPTH) if _steps(root, {}, depth + 1) > MAX_SCHEMA_STEPS)
+
+
+_ITSELF: Final = "urn:towerman:schema"
 
 
 class _Options(TypedDict):
@@ -1147,11 +1163,11 @@ def _compiled(schema: dict[str, object]) -> Validator:
     try:
         steps = _steps(schema, _anchors(schema), None)
     except RecursionError:
-        raise PolicyError("schema: its references form too long a chain; write the subschemas in place") from None
+        raise PolicyError("schema: its references go too deep; write the subschemas in place") from None
     if steps > MAX_SCHEMA_STEPS:
         raise PolicyError(
-            f"schema: it could try more than {MAX_SCHEMA_STEPS:,} subschemas on one value; "
-            "use fewer alternatives and references inside each other"
+            f"schema: it could try more than {MAX_SCHEMA_STEPS:,} subschemas on one value, or follow more than "
+            f"{MAX_DEPTH} references in a row; use fewer alternatives and references inside each other"
         )
     import jsonschema_rs
 
@@ -1185,13 +1201,14 @@ def _plain_json(schema: object) -> dict[str, object]:
 class _SchemaChecker:
     """jsonschema-rs against a JSON schema."""
 
-    __slots__ = ("_defaults", "_empty", "_map", "_root", "_validator", "names", "required")
+    __slots__ = ("_defaults", "_empty", "_parts_of", "_registry", "_root", "_validator", "names", "required")
 
     def __init__(self, schema: Mapping[str, object]) -> None:
         self._root = _plain_json(schema)
         self._root.pop("$id", None)  # all references are inside, so a name of its own would only get in their way
         self._validator = _compiled(self._root)
-        self._map: ValidatorMap | None = None
+        self._registry: Registry | None = None
+        self._parts_of: dict[str, Validator] = {}
         pointer, top = _followed(self._root, self._root, "#")
         kind = top.get("type", "object")
         if kind != "object" and "object" not in _sequence(kind):
@@ -1220,7 +1237,7 @@ class _SchemaChecker:
         try:
             if not self._validator.is_valid(values):
                 told = self._explain(values)
-        except ValueError:  # a Python object of a native call that JSON does not have
+        except Exception:  # a Python object of a native call that JSON does not have
             told = "The arguments hold a value of a type that JSON does not have: send plain JSON data."
         if told:
             raise ArgumentsRefused(told)
@@ -1235,12 +1252,17 @@ class _SchemaChecker:
         return _told(found, "many more" if len(found) >= _COUNTED else "")
 
     def _fails(self, pointer: str, value: object) -> bool:
-        if self._map is None:
+        """Does a value not fit the subschema at a pointer? Each is compiled when it is first asked for."""
+        validator = self._parts_of.get(pointer)
+        if validator is None:
             import jsonschema_rs
 
-            self._map = jsonschema_rs.validator_map_for(self._root, **_options())
-        validator = self._map.get(pointer)
-        return validator is not None and not validator.is_valid(value)
+            if self._registry is None:
+                self._registry = jsonschema_rs.Registry([(_ITSELF, self._root)])
+            reference = {"$ref": f"{_ITSELF}#{quote(pointer[1:])}"}
+            validator = jsonschema_rs.validator_for(reference, registry=self._registry, **_options())
+            self._parts_of[pointer] = validator
+        return not validator.is_valid(value)
 
     # The validator's own list of errors grows exponentially with the depth of recursive unions (six seconds at
     # depth 15), while its yes or no does not. So it is only asked yes or no, place by place.
@@ -1357,7 +1379,7 @@ def _docstring(function: object) -> str:
     plain = function if isinstance(function, type) else _plain(function)
     # An object that is called: what its call says, else what its class says.
     text = plain.__doc__ or ("" if inspect.isroutine(function) else type(function).__doc__)
-    return inspect.cleandoc(text or "")
+    return inspect.cleandoc(text or "").strip()
 
 
 def _parsed(text: str) -> list[DocstringSection]:

@@ -77,11 +77,12 @@ _TOO_LARGE: Final = -2
 _ATOMS: Final = frozenset({int, float, bool, type(None)})
 _CONTAINERS: Final = frozenset({dict, list, tuple})
 _TEXTUAL: Final = frozenset({datetime, date, time, timedelta, Decimal, UUID})  # plain data too: each one short text
+_TOLD_BY_STR: Final = frozenset({"fractions", "ipaddress"})  # modules whose values are text, so as not to load them
 _LARGEST: Final = 10**15 - 1  # the largest size that is told: with more digits, the note would not fit in MIN_BYTES
 _MISSING: Final = object()
 _COUNTED: Final = re.compile(r"(\d{1,15}) of (\d{1,15}) (items|keys|bytes)")
 _MARKER: Final = re.compile(r"\[\.\.\. \d{1,15} of (\d{1,15}) bytes cut \.\.\.\]")
-_type_name: Final = type.__dict__["__name__"].__get__  # a metaclass cannot talk its way around this one
+_own_name: Final = type.__dict__["__name__"].__get__  # a metaclass cannot talk its way around this one
 
 
 class EncodingError(TowermanError):
@@ -157,8 +158,8 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
                 text = str(value)
                 if len(text) <= max_bytes:
                     return _encoded(text, len(text), False)
-    except (ValueError, TypeError, RuntimeError):  # no number, many digits, a lone surrogate, changed meanwhile
-        pass  # what it is will be found on the long way
+    except Exception:  # no number, many digits, a lone surrogate, changed meanwhile: found out on the long way
+        pass
     failure: EncodingError
     try:
         limit = max(max_bytes, MIN_BYTES)
@@ -174,7 +175,10 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
         failure = EncodingError(refused.message(), refused.cause)
     except Exception as error:
         failure = EncodingError(f"reading the result failed with {_type_name(type(error))}", error)
-    raise failure  # here, so that what the handler's object raised does not travel along as context
+    try:
+        raise failure  # here, so that what the handler's object raised does not travel along as context
+    finally:
+        del failure  # its traceback holds this frame, and this frame the value
 
 
 def recut(value: object, text: str, max_bytes: int, encoder: Encoder | None = None) -> str:
@@ -322,12 +326,14 @@ def _least(value: object, left: int, depth: int) -> int:
 
 
 def _run_encoder(encoder: Encoder, value: object) -> object:
-    failure: Exception
     try:
         return encoder(value)
     except Exception as error:
-        failure = error
-    raise EncodingError(f"the tool's encode= failed with {_type_name(type(failure))}", failure)
+        failure = EncodingError(f"the tool's encode= failed with {_type_name(type(error))}", error)
+    try:
+        raise failure
+    finally:
+        del failure
 
 
 def _encode_text(text: str, limit: int) -> Encoded:
@@ -433,10 +439,11 @@ class _Reader:
         kind = type(value)
         if kind is str:
             return self._string(cast(str, value))
-        if kind in _ATOMS:
+        if value is None or kind is int or kind is float or kind is bool:  # not by hash: a metaclass may have its own
             return self._atom(value)
         here = (id(value), depth)
-        if kind in _CONTAINERS:
+        plain = kind is dict or kind is list or kind is tuple
+        if plain:
             if here in self.seen:  # a large part that the value holds many times
                 self.work -= _LISTED
                 return self.seen[here][1:]
@@ -457,7 +464,7 @@ class _Reader:
             raise _Refused(what, error) from None
         finally:
             self.open.discard(id(value))
-        if size > _SIMPLE and kind in _CONTAINERS and self.cycles == cycles:  # what a cycle is depends on the way here
+        if plain and size > _SIMPLE and self.cycles == cycles:  # what a cycle is depends on the way here
             self.seen[here] = value, tree, size  # the value itself, so that its id is not used again
         return tree, size
 
@@ -469,7 +476,7 @@ class _Reader:
                     self.work -= _SIMPLE // 4
                 return least
             size = _bytes(_dumps(value))
-        except (ValueError, TypeError, RuntimeError):  # not a number, a lone surrogate, many digits, changed meanwhile
+        except Exception:  # no number, many digits, a lone surrogate, changed meanwhile
             return _NOT_PLAIN
         self.work -= 4 * size
         return size
@@ -500,6 +507,9 @@ class _Reader:
     def _convert(self, value: object, kind: type, depth: int) -> tuple[Tree, int]:
         if issubclass(kind, Enum):
             return self._again(value.value, kind, depth)  # type: ignore[attr-defined]
+        if issubclass(kind, BaseException):
+            told = {"exception": _type_name(kind)}
+            return told, _bytes(_dumps(told))
         text = _text_of(value, kind)
         if text is None:
             text = _scalar_of(value, kind)
@@ -509,9 +519,6 @@ class _Reader:
             return self._atom(int.__index__(cast(int, value)))
         if issubclass(kind, float):
             return self._atom(float.__float__(cast(float, value)))
-        if issubclass(kind, BaseException):
-            told = {"exception": _type_name(kind)}
-            return told, _bytes(_dumps(told))
         _refuse_unread(kind)
         if depth >= MAX_DEPTH:
             return self._lost(_DEEP)
@@ -675,6 +682,10 @@ def _call(value: object, method: str, *arguments: object, **options: object) -> 
     return cast(object, getattr(value, method)(*arguments, **options))
 
 
+def _type_name(kind: type) -> str:
+    return str(_own_name(kind))[:100]
+
+
 def _named(kind: type) -> str:
     name = _type_name(kind)
     return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name} object"
@@ -696,7 +707,7 @@ def _scalar_of(value: object, kind: type) -> str | None:
     """The text of a value that is one thing; None for numbers, containers and what is not known."""
     if issubclass(kind, (date, time)):  # a datetime is a date
         return cast(datetime, value).isoformat()
-    if issubclass(kind, (Decimal, UUID)) or getattr(kind, "__module__", None) in ("fractions", "ipaddress"):
+    if issubclass(kind, (Decimal, UUID)) or any(base.__module__ in _TOLD_BY_STR for base in kind.__mro__):
         return str(value)
     if issubclass(kind, (PurePath, os.DirEntry)):
         return os.fsdecode(cast("os.PathLike[str]", value))
@@ -784,7 +795,7 @@ class _Cutter:
     def _list(
         self, items: Sequence[Tree], count: int, more: bool, size: int, room: int, path: str
     ) -> tuple[object, int] | None:
-        """Items from the start, as many as fit; one that is too large by itself is shortened, not dropped."""
+        """Items from the start, as many as fit; one that does not is shortened while a quarter of the room is left."""
         shown: list[object] = []
         left, rest = room - 2, size - 2
         for place, item in enumerate(items):
@@ -792,7 +803,7 @@ class _Cutter:
             share, length = left - comma, _size_of(item)
             rest -= length + comma
             if length > share:
-                if shown and left <= room // 2:
+                if shown and left <= room // 4:
                     break
                 share = max(share - rest, share // 2)
             part = self.fit(item, length, min(length, share), f"{path}[{place}]")
@@ -807,7 +818,7 @@ class _Cutter:
         return shown, room - left
 
     def _object(self, entries: dict[str, Tree], more: bool, room: int, path: str) -> tuple[object, int] | None:
-        """All keys if each value can have some bytes, the small values staying whole; else the entries that fit."""
+        """All keys if each value can have _PART bytes, the small values staying whole; else the entries that fit."""
         shown: dict[str, object] = {}
         lengths: list[int] = []
         cap: int | None = None
@@ -824,7 +835,7 @@ class _Cutter:
             length = lengths[place] if lengths else _size_of(item)
             share = min(length, left - key if cap is None else cap + spare)
             part = None
-            if share == length or not shown or cap is not None or left > room // 2:
+            if share == length or not shown or cap is not None or left > room // 4:
                 part = self.fit(item, length, share, path + _step(name))
             if part is None:
                 misses += 1
@@ -935,7 +946,7 @@ def _span(text: str, room: int, cost: Callable[[str], int], from_end: bool) -> i
 
 def _cut_text(text: str, total: int, limit: int) -> str:
     short = _shorten(text, total, limit, _bytes)
-    return _CUT if short is None else short[0]
+    return short[0] if short else _CUT
 
 
 def _cut_tree(
@@ -991,5 +1002,5 @@ def _unwrap(loaded: object, size: int) -> tuple[object, int, bool, dict[str, str
         original, dropped, more = note.get("original_bytes"), note.get("dropped", {}), note.get("more_places", 0)
         if type(original) is int and type(more) is int and type(dropped) is dict:
             known = {"" if place == "." else place: str(why) for place, why in dropped.items()}
-            return loaded["result"], original, note.get("at_least") is True, known, more
+            return loaded["result"], min(max(original, 0), _LARGEST), note.get("at_least") is True, known, more
     return loaded, size, False, None, 0

@@ -38,9 +38,9 @@ no tasks, no clock.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappush
 from typing import Final, Generic, TypeVar
 
@@ -67,6 +67,9 @@ from towerman.lots import (
 __all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer"]
 
 OwnerT = TypeVar("OwnerT")
+
+Urgency = tuple[float, int, int]
+"""What orders the calls of one run: longest remaining path first, as the plan tells it; least goes first."""
 
 PASSES: Final = 16
 """Times that a waiter may be passed before it is promoted."""
@@ -152,12 +155,36 @@ class Gate(Generic[OwnerT]):
 
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
         """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this step."""
+        line: Line[OwnerT] | None = None
+        before: Wants[Lot[OwnerT]] | None = None
         for one in offers:
-            self._enter(flow, one, now, now)
+            # Nothing has changed since the last one had to stand behind others for a pool that this one wants as well.
+            if line is not None and before is not None and one[0].pools is before.pools:
+                line.behind(one)
+            else:
+                before = one[0]
+                line = self._enter(flow, one, now, now)
+                if line is not None and (self._claimants or not before.wait or not isinstance(line.bay.state, Pool)):
+                    line = None
         return self._settle(now)
 
-    def finish(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
-        """The work of a granted entry has ended: it gives back all it holds. A second time is ignored and counted."""
+    def finish(
+        self,
+        entry: Entry[OwnerT],
+        now: float,
+        ready: Sequence[Offer[OwnerT]] = (),
+        urgency: Callable[[OwnerT], Urgency] | None = None,
+    ) -> list[Entry[OwnerT]]:
+        """The work of a granted entry has ended: it gives back all it holds. A second time is ignored and counted.
+
+        Args:
+            entry: whose work has ended.
+            now: the present instant.
+            ready: calls of its run that are ready because of that end; they are offered in the same step.
+            urgency: what orders the calls of one run, least first; needed where some are ready.
+        """
+        if ready:
+            return self._finish_and_offer(entry, now, ready, urgency)
         if entry.status != GRANTED:
             self._late += 1
             return []
@@ -180,6 +207,83 @@ class Gate(Generic[OwnerT]):
             if flow.lines:
                 self._let_go(flow, states, now)
         return self._settle(now)
+
+    def _finish_and_offer(
+        self,
+        entry: Entry[OwnerT],
+        now: float,
+        ready: Sequence[Offer[OwnerT]],
+        urgency: Callable[[OwnerT], Urgency] | None,
+    ) -> list[Entry[OwnerT]]:
+        """What an end makes ready may go before calls of the same run that were ready earlier: by urgency, not by age.
+
+        Where other runs wait, or claims hide something, what is given back is dealt out by rank first.
+        """
+        flow = entry.flow
+        if urgency is None or entry.status != GRANTED:
+            return self.finish(entry, now) + self.offer(flow, ready, now)
+        late: list[Offer[OwnerT]] = []
+        if self._parked > flow.parked_total or self._claimants or entry.orphan:
+            decided = self.finish(entry, now)
+            late.extend(ready)
+        else:
+            entry.status = DONE
+            del flow.running[entry]
+            states = self._give(entry.wants)
+            first = min((urgency(one.owner) for one in flow.parked), default=None)
+            for one in ready:
+                if first is None or urgency(one[1]) < first:
+                    self._place(flow, one, now, urgency)
+                else:
+                    late.append(one)
+            if flow.lines:
+                self._let_go(flow, states, now)
+            decided = self._settle(now)
+        for one in late:
+            self._place(flow, one, now, urgency)
+        return decided + self._settle(now)
+
+    def _place(self, flow: Flow[OwnerT], one: Offer[OwnerT], now: float, urgency: Callable[[OwnerT], Urgency]) -> None:
+        """Let one call in; where it has to stand behind others of its run, it stands there by urgency."""
+        line = self._enter(flow, one, now, now)
+        if line is None:
+            return
+        backlog = line.backlog
+        assert backlog is not None
+        mine = urgency(one[1])
+        backlog.pop()
+        place = bisect_right(backlog, mine, key=lambda other: urgency(other[1]))
+        backlog.insert(place, one)
+        if place or len(line.parked) != 1 or not one[0].wait:
+            return
+        (parked,) = line.parked
+        rank = parked.rank
+        assert rank is not None
+        if parked.clock == NEVER and not (parked.queued or parked.promoted) and mine < urgency(parked.owner):
+            # It waits for its own siblings only, as this one does: nothing but the order between the two is at stake.
+            backlog[0] = (parked.wants, parked.owner, parked.since)
+            number = self._number = self._number + 1
+            self._replace(parked, one, (*rank[:3], number, parked), now)
+            parked.status = DONE
+
+    def _replace(self, entry: Entry[OwnerT], one: Offer[OwnerT], rank: Rank[OwnerT], now: float) -> None:
+        """Another call of the run, which wants of the bay what this parked one wants, takes its place: no count changes."""
+        wants, owner, ready = one
+        line = entry.line
+        other: Entry[OwnerT] = Entry(wants, owner, entry.flow, now if now >= ready else ready, PARKED)
+        other.line = line
+        other.clock = other.deadline = NEVER
+        other.passes = entry.passes
+        other.queued = False
+        other.blocked_by = entry.blocked_by[-1:]
+        other.rank = (rank[0], rank[1], rank[2], rank[3], other)
+        entry.rank = None
+        heappush(line.bay.heap, other.rank)
+        line.bay.left()
+        del line.parked[entry]
+        line.parked[other] = None
+        if self.notes is not None:
+            self.notes.append(("waiting", other, other.blocked_by[0]))
 
     def orphan(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
         """The result of a granted entry is sealed while its work goes on: it keeps what it holds, but is nobody's sibling now."""
@@ -506,7 +610,7 @@ class Gate(Generic[OwnerT]):
         return states
 
     def _hand_over(self, entry: Entry[OwnerT], now: float) -> bool:
-        """The one waiter that could use what is given back wants exactly the same: it gets it, and no count changes."""
+        """The one waiter that could use what is given back wants the same permits: it gets them, and no count changes."""
         wants = entry.wants
         found: Lot[OwnerT] | None = None
         for state in self.ledger.states(wants):
@@ -522,12 +626,39 @@ class Gate(Generic[OwnerT]):
             return False
         heir = rank[4]
         flow = heir.flow
-        if heir.wants is not wants or heir.deadline <= now or flow.limit <= now:
+        if heir.wants.pools is not wants.pools or heir.deadline <= now or flow.limit <= now:
             return False
+        if heir.wants is not wants:
+            if not isinstance(bay.state, Pool):
+                return False
+            self.ledger.give_holds(wants.holds)
+            if not self.ledger.open(heir.wants.holds):
+                self.ledger.take_holds(wants.holds)
+                return False
+            self.ledger.take_holds(heir.wants.holds)
         line = heir.line
+        backlog = line.backlog
+        if (
+            self._parked == 1
+            and heir.clock == NEVER
+            and not heir.queued
+            and backlog
+            and backlog[0][0].pools is wants.pools
+        ):
+            # One run alone, the usual case. The same as below, less what would be undone and done again.
+            one = backlog.popleft()
+            number = self._number = self._number + 1
+            heir.passes = -bay.passes
+            self._replace(heir, one, (rank[0], NEVER, self._tag(flow, one[0]), number, heir), now)
+            heir.status = GRANTED
+            flow.running[heir] = None
+            self._decided.append(heir)
+            if rank[2] > self._served:
+                self._served = rank[2]
+            return True
         self._leave(heir)
         self._grant(heir, *rank[:4])
-        if line.backlog:
+        if backlog:
             self._succeed(flow, line, now)
         return True
 
@@ -563,8 +694,9 @@ class Gate(Generic[OwnerT]):
         if self._ended:
             self._sweep()
         decided = self._decided
-        if decided:
-            self._decided = []
+        if not decided:
+            return []  # never the list that the next event fills
+        self._decided = []
         return decided
 
     def _sweep(self) -> None:
@@ -825,9 +957,10 @@ class Gate(Generic[OwnerT]):
                 assert line.standing == len(standing), f"{flow} miscounts who stands"
                 assert not standing or flow.holds(bay.state), f"{flow} waits for others with clocks that stand"
                 if line.backlog:
+                    refusing = not line.parked and not line.backlog[0][0].wait
                     most = 1 if flow.holds(bay.state) else flow.window
-                    waits = any(one[0].wait for one in line.backlog)
-                    assert len(line.parked) >= most or not (waits or line.parked), f"{flow} has forgotten a line"
+                    assert len(line.parked) >= (0 if refusing else most), f"{flow} has forgotten a line"
+                    assert not refusing or flow.holds(bay.state), f"{flow} has calls wait that refuse to"
                 for entry in line.parked:
                     assert entry.flow is flow and entry.line is line, f"{entry} stands in a wrong line"
                     for key, _ in entry.wants.bounds if entry.queued else ():
@@ -844,9 +977,13 @@ class Gate(Generic[OwnerT]):
         assert rank is not None and rank[4] is entry, f"{entry} has no rank"
         hidden = self._hidden(entry.wants, -rank[0], rank[1])
         assert self.ledger.blocker(entry.wants) is not None or hidden is not None, f"{entry} waits for nothing"
-        assert not bay.fits or hidden is bay.state, f"{entry} waits in a wrong lot"
         if hidden is not None:
             self.ledger.sweep(hidden)
+        if bay.fits:  # then its state must be claimed, if not only that state
+            here: Wants[Lot[OwnerT]] = Wants(0, "", (), (), priority=entry.wants.priority)
+            here.pools = tuple(one for one in entry.wants.pools if one[0] is bay.state)
+            here.holds = tuple(hold for hold in entry.wants.holds if hold[0] == bay.state.key)
+            assert self._hidden(here, -rank[0], rank[1]) is bay.state, f"{entry} waits in a wrong lot"
         claims = entry in self._claimants
         assert claims == (entry.promoted and not bay.barred), f"{entry} claims, or does not"
 

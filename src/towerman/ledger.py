@@ -31,9 +31,10 @@ class State(ABC, Generic[LotT]):
     `lot` is where the gate parks those who wait for it; the ledger itself never looks into it.
     """
 
-    __slots__ = ("lot",)
+    __slots__ = ("key", "lot")
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self.key = key
         self.lot: LotT | None = None
 
     @abstractmethod
@@ -61,11 +62,10 @@ class Pool(State[LotT]):
         orphaned: permits held by orphans, counted in `held` too.
     """
 
-    __slots__ = ("held", "key", "label", "limit", "orphaned", "peak", "reserve", "scope")
+    __slots__ = ("held", "label", "limit", "orphaned", "peak", "reserve", "scope")
 
     def __init__(self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process") -> None:
-        super().__init__()
-        self.key = key
+        super().__init__(key)
         self.label = label
         self.limit = limit
         self.reserve = reserve
@@ -93,11 +93,10 @@ class Pool(State[LotT]):
 class Node(State[LotT]):
     """A resource node: how many hold it in each mode."""
 
-    __slots__ = ("counts", "key", "orphaned")
+    __slots__ = ("counts", "orphaned")
 
     def __init__(self, key: str) -> None:
-        super().__init__()
-        self.key = key
+        super().__init__(key)
         self.counts = [0, 0, 0, 0]
         self.orphaned: list[int] | None = None
 
@@ -132,7 +131,8 @@ class Wants(Ask, Generic[LotT]):
     """An ask whose pools have been looked up, ready to be claimed again and again.
 
     Attributes:
-        pools: (pool, permits) pairs.
+        pools: (pool, permits) pairs. Asks that share the very tuple are of one tool and one run, and differ in what
+            they hold alone.
         pool_states: the pools alone.
         weight: what it costs its run's fair share: its permits of the first pool.
         hopeless: a pool that can never serve it, or None.
@@ -259,12 +259,25 @@ class Ledger(Generic[LotT]):
         for pool, units in wants.pools:
             pool.held -= units
         if wants.holds:
-            nodes = self._nodes
-            for key, mode in wants.holds:
-                node = nodes[key]
-                node.counts[mode] -= 1
-                if node.lot is None and node.idle:
-                    del nodes[key]
+            self.give_holds(wants.holds)
+
+    def give_holds(self, holds: Iterable[Hold]) -> None:
+        """Give the resource part alone back."""
+        nodes = self._nodes
+        for key, mode in holds:
+            node = nodes[key]
+            node.counts[mode] -= 1
+            if node.lot is None and node.idle:
+                del nodes[key]
+
+    def open(self, holds: Iterable[Hold]) -> bool:
+        """Is nothing in the way of the resource part?"""
+        nodes = self._nodes
+        for key, mode in holds:
+            node = nodes.get(key)
+            if node is not None and not _compatible(node.counts, mode):
+                return False
+        return True
 
     def mark_orphan(self, wants: Wants[LotT], step: int) -> None:
         """What a running call holds is held by an orphan from now on (+1), or no longer (-1)."""

@@ -189,7 +189,8 @@ class Plan:
             lengths = ", ".join(f"{name}: {len(each)} entries" for name, each in given.items() if each is not None)
             raise ValueError(f"{lengths} for {size} calls")
         needed = needs if needs is not None and any(needs) else None
-        held = holds if holds is not None and any(holds) else None
+        # Where nobody writes (the write modes are the odd ones), nobody conflicts.
+        held = holds if holds is not None and any(mode & 1 for hold in holds for _, mode in hold) else None
         if needed is None and held is None:
             return
 

@@ -51,8 +51,7 @@ PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
 """The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
-bounded
-queue (R-71). What is given beside a preset wins over it."""
+bounded queue (R-71). What is given beside a preset wins over it."""
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -126,8 +125,7 @@ class Pool:
         permits: places in it, 1 or more.
         max_queued: how many calls may wait for it; None: only the tower's bound counts.
         scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one
-            tenant
-            together; "run": each run alone, which protects nothing that runs share.
+            tenant together; "run": each run alone, which protects nothing that runs share.
         reserve: permits kept for runs of a priority above 0; below `permits`.
 
     Raises:

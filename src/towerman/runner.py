@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import sys
 import traceback
 from collections import deque
@@ -49,6 +50,14 @@ from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot
 
 SLICE: Final = 0.001
 """Seconds of preparing or sealing after which the loop gets a turn."""
+
+_log: Final = logging.getLogger("towerman")
+
+_UNDECLARED: Final = {
+    "ordered": "its calls run alone and in emitted order within their run",
+    "exclusive": "its calls run alone in the process",
+    "independent": "its calls run beside all others",
+}
 
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
@@ -169,7 +178,9 @@ class Shell:
                 if want is not None and want.holds:
                     any_holds = True
             else:
-                self._refuse(work, index, "call_cap", f"Not run: only the first {most} of {size} calls were.")
+                # The notice has no place of its own in a conversation: the last one refused carries it.
+                short = f"Not run: at most {most} calls are run for one response."
+                self._refuse(work, index, "call_cap", work.notice or short if index == size - 1 else short)
             if not index & 31 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + SLICE
@@ -177,7 +188,7 @@ class Shell:
                     return
         if needs is not None or any_holds:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
-            work.plan = Plan(size, needs, holds)
+            work.plan = Plan(size, needs, holds, core.estimates(work.tools))
             if not work.plan.trivial:
                 self._start_plan(work)
                 return
@@ -233,6 +244,13 @@ class Shell:
                 self._refuse(work, index, "unknown_tool", self._unknown(run, name))
                 return None
             base = core.base(run, tool)
+            if not tool.policy.declares_access and tool.name not in core.hinted:
+                core.hinted.add(tool.name)
+                _log.info(
+                    "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
+                    tool.name,
+                    _UNDECLARED[tool.kind],
+                )
         tool = base.of
         work.tools[index] = tool
         if run.may_call is not None and not run.may_call(name):
@@ -276,13 +294,18 @@ class Shell:
 
     # ================================================================ offers, grants, refusals
 
-    def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
+    def _ready(self, work: Work, ready: Iterable[int]) -> list[Offer[Owner]]:
+        """The offers of calls that are ready."""
         now = self.core.now()
         offers: list[Offer[Owner]] = []
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
                 offers.append((want, (work, index), now))
+        return offers
+
+    def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
+        offers = self._ready(work, ready)
         if offers:
             self._offer(work, offers)
 
@@ -392,7 +415,10 @@ class Shell:
             else:
                 try:
                     # Not by context=, which older factories do not take.
-                    job.task = context.run(self.loop.create_task, body)
+                    task = context.run(self.loop.create_task, body)
+                    job.task = task
+                    if job.why is not None and not job.sealed:  # an eager first step had itself told to stop
+                        task.cancel()
                 except Exception:
                     body.close()
                     message = "Not started: the loop's task factory made no task for it."
@@ -535,6 +561,28 @@ class Shell:
         self, job: Job, value: object, error: BaseException | None, encoded: Encoded | EncodingError | None = None
     ) -> None:
         """The work of a call has ended, one way or another; on the loop, once."""
+        try:
+            self._end(job, value, error, encoded)
+        except Exception as fault:
+            self._faulty(job, fault)
+
+    def _faulty(self, job: Job, fault: Exception) -> None:
+        """A fault of Towerman's own at the end of a call: the batch is ended, sealed and told; nobody waits for ever."""
+        core, work, index = self.core, job.work, job.index
+        work.error = work.error or fault
+        job.sealed = True
+        work.jobs.pop(index, None)
+        if work.results[index] is None:
+            applied: Applied = "no" if job.tool.effect_free else "unknown"
+            message = f"Towerman failed at the end of this call ({type(fault).__name__})."
+            self._seal_failure(job, core.now(), "error", "handler_error", message, applied, "unknown")
+        self._give_back(job.entry)
+        self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
+        self._hand_on(work)
+
+    def _end(
+        self, job: Job, value: object, error: BaseException | None, encoded: Encoded | EncodingError | None
+    ) -> None:
         core = self.core
         now = core.now()
         work, index = job.work, job.index
@@ -550,23 +598,33 @@ class Shell:
             else:
                 self._seal_error(job, error, now)
         gate = core.gate
-        with core.lock:
-            decided = gate.finish(job.entry, now)
-            notes = self._notes() if gate.notes else ()
+        if work.plan.trivial:
+            with core.lock:
+                decided = gate.finish(job.entry, now)
+                notes = self._notes() if gate.notes else ()
+        else:
+            result = work.results[index]
+            ready = self._ready(work, self._follow(work, index, result is not None and result.ok))
+            with core.lock:
+                decided = gate.finish(job.entry, now, ready, _urgency)
+                notes = self._notes() if gate.notes else ()
         if len(decided) == 1 and not (self._draining or notes) and decided[0].owner[0].shell is self:
             # The usual case, a call that hands over to the next one, without a detour over the queue.
             entry = decided[0]
-            if entry.status == GRANTED:
-                self._start(entry)
-            else:
-                self._rejected(entry)
+            self._draining = True  # an eager task may end while it is made: what that decides stands behind it
+            try:
+                if entry.status == GRANTED:
+                    self._start(entry)
+                else:
+                    self._rejected(entry)
+            finally:
+                self._draining = False
+            if self._todo:
+                self._drain()
             if gate.wake_at < self._timer_at:
                 self._arm(gate.wake_at)
         elif decided or notes:
             self._take(decided, notes)
-        if not work.plan.trivial:
-            result = work.results[index]
-            self._settle_in_plan(work, index, result is not None and result.ok)
         if not work.left and work.waiters:
             self._hand_on(work)
 
@@ -623,6 +681,7 @@ class Shell:
             ),
             now,
         )
+        self.core.learn(policy.name, now - job.started)
 
     def _seal_error(self, job: Job, error: BaseException, now: float) -> None:
         tool = job.tool
@@ -769,8 +828,13 @@ class Shell:
             ran=result.ran,
             waited_for=result.waited_for or None,
             size=result.original_bytes,
-            reason=work.closing[2] if work.closing is not None and result.outcome == "cancelled" else None,
+            reason=self._reason(work, index) if result.outcome == "cancelled" else None,
         )
+
+    @staticmethod
+    def _reason(work: Work, index: int) -> str | None:
+        """Why a call was cancelled: by itself, or with its batch."""
+        return work.reasons.get(index) or (work.closing[2] if work.closing is not None else None)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
         """A call is sealed: let the plan go on, and the caller if it was the last."""
@@ -780,14 +844,22 @@ class Shell:
             self._hand_on(work)
 
     def _settle_in_plan(self, work: Work, index: int, ok: bool) -> None:
-        """Tell the plan that a call is sealed. Its work counts as ended: what an orphan holds is kept by the ledger."""
+        """A call is sealed that gives nothing back now: offer what is ready because of that."""
+        ready = self._follow(work, index, ok)
+        if ready:
+            self._offer_ready(work, ready)
+
+    def _follow(self, work: Work, index: int, ok: bool) -> list[int]:
+        """Tell the plan that a call is sealed, and seal what is skipped for it; returns what is ready now.
+
+        Its work counts as ended: what an orphan holds is kept by the ledger.
+        """
         ready, skipped = work.plan.seal(index, ok)
         for one, culprit in skipped:
             message = f"Not run: call {culprit}{sealing.named(work.calls[culprit])}, which it needs, did not succeed."
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
         ready = [*ready, *work.plan.end(index)]
-        if ready and work.closing is None:
-            self._offer_ready(work, ready)
+        return ready if work.closing is None else []
 
     def _hand_on(self, work: Work) -> None:
         """If every call is sealed, the batch is at work no more: wake whoever waits for that."""
@@ -928,6 +1000,8 @@ class Shell:
             return
         reason = reason[:REASON_CHARACTERS]
         job = work.jobs.get(index)
+        if job is None or job.why is None:
+            work.reasons[index] = reason
         if job is not None:
             self._stop(job, "cancelled", reason)
             return
@@ -987,8 +1061,12 @@ class Shell:
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
-        with self.core.lock:
-            waiting = self.core.gate.statistics()["parked"]
+        core = self.core
+        with core.lock:
+            decided = core.gate.tick(core.now())  # which also finds out what is due next: nothing, often
+            waiting = core.gate.statistics()["parked"]
+            notes = self._notes()
+        self._take(decided, notes)
         if self._timer is not None and not self.works and not waiting:
             self._timer.cancel()
             self._timer = None
@@ -1074,6 +1152,10 @@ class Shells:
 
     async def wait_sealed(self, run: RunState) -> None:
         """Wait until the run's batches of this loop are sealed; a cancel that comes meanwhile is raised afterwards."""
+        if (
+            asyncio._get_running_loop() is None
+        ):  # a coroutine that is thrown away leaves its run: nothing can be waited for
+            return
         here = self.here()
         interrupted: asyncio.CancelledError | None = None
         for work in [work for work in run.works if work.shell is here]:
@@ -1130,6 +1212,11 @@ def _ran(job: Job, now: float) -> float:
 def _at_work(job: Job) -> bool:
     """Does the job's own task run now? What closes a coroutine from outside, such as the collector, is not its task."""
     return asyncio._get_running_loop() is not None and job.task in (None, asyncio.current_task())
+
+
+def _urgency(owner: Owner) -> tuple[float, int, int]:
+    """What orders the calls of a run (S6): the plan's own order."""
+    return owner[0].plan.key(owner[1])
 
 
 def _name(given: object) -> str:

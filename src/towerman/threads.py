@@ -114,13 +114,14 @@ class Workers(Generic[JobT]):
         idle_seconds: how long an idle thread is kept.
     """
 
-    __slots__ = ("_count", "_idle", "_idle_seconds", "_lock", "_made", "_name", "_peak", "_queue")
+    __slots__ = ("_closed", "_count", "_idle", "_idle_seconds", "_lock", "_made", "_name", "_peak", "_queue")
 
     def __init__(self, name: str = "towerman", *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._name = name
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
         self._queue: SimpleQueue[tuple[Port[JobT], JobT, Ticket, Context, Callable[[], object]] | None] = SimpleQueue()
+        self._closed = False
         self._count = 0
         self._idle = 0
         self._made = 0
@@ -169,18 +170,28 @@ class Workers(Generic[JobT]):
                     value, error = context.run(function), None
                 except BaseException as caught:
                     value, error = None, caught
-                with self._lock:
-                    self._idle += 1
+                stays = self._stays()
                 port.put(job, value, error)
             else:
-                with self._lock:
-                    self._idle += 1
+                stays = self._stays()
             del port, job, ticket, context, function
             value = error = None  # an idle thread keeps nobody's values alive
+            if not stays:
+                return
+
+    def _stays(self) -> bool:
+        """A thread has ended its work: it is idle from now on, or, after `close`, it ends."""
+        with self._lock:
+            if self._closed:
+                self._count -= 1
+            else:
+                self._idle += 1
+            return not self._closed
 
     def close(self) -> None:
-        """Let idle threads end; busy ones end after their work. Does not wait."""
+        """Let idle threads end; busy ones end after their work. Does not wait. Later work gets threads of its own."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, 0
         for _ in range(idle):
             self._queue.put(None)
@@ -243,34 +254,45 @@ class Courier(Generic[ItemT]):
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
 
+    def _serve_again(self) -> bool:
+        """Go on for what came meanwhile, unless another thread does by now."""
+        with self._lock:
+            if self._thread is not None:
+                return False
+            self._thread = threading.current_thread()
+            return True
+
     def _work(self) -> None:
         while True:
             item = self._queue.get()
             if item is None:
-                return
-            if isinstance(item, threading.Event):
+                # A sender looks for a thread after it has queued; this one looks at the queue after it has gone.
+                self._thread = None
+                if self._queue.empty() or not self._serve_again():
+                    return
+            elif isinstance(item, threading.Event):
                 item.set()
-                continue
-            self._taken += 1
-            for receiver in self._receivers:
-                try:
-                    receiver(item)
-                except Exception:
-                    self._failed += 1
+            else:
+                self._taken += 1
+                for receiver in self._receivers:
+                    try:
+                        receiver(item)
+                    except BaseException:  # an exit too: it would leave the other receivers unserved for ever
+                        self._failed += 1
 
     def close(self) -> None:
-        """Let the thread end once it has delivered what was sent before; a later item starts another one."""
-        with self._lock:
-            if self._thread is not None:
-                self._thread = None
-                self._queue.put(None)
+        """Let the thread end once it has delivered what was sent before; a later item is delivered all the same."""
+        if self._thread is not None:
+            self._queue.put(None)
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""
-        if self._thread is None:
+        if self._thread is None and self._queue.empty():
             return True
         mark = threading.Event()
         self._queue.put(mark)
+        if self._thread is None:
+            self._start()
         return mark.wait(timeout)
 
     def statistics(self) -> dict[str, int]:

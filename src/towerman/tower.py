@@ -11,14 +11,14 @@ Not here: how calls are decided, run and sealed (gate, plan, runner), what provi
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
 from types import TracebackType
-from typing import Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
 
 from towerman.calls import Batch, Call, Result
 from towerman.clock import Clock, RealClock, instant_of
@@ -38,16 +38,19 @@ from towerman.policy import (
     TowerPolicy,
     Undeclared,
     WhenBusy,
+    flag,
     name_of,
     pools_of,
     seconds,
     whole,
 )
-from towerman.runner import Shells
 from towerman.threads import Courier
 from towerman.tools import compile_tool
 from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
 from towerman.work import Context, Core, RunState, Work, pool_key
+
+if TYPE_CHECKING:
+    from towerman.runner import Shells
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
@@ -62,7 +65,8 @@ class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
 
     Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None.
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last result
+            says it too, so that it reaches the model with the messages.
     """
 
     __slots__ = ("_batch", "_results", "_work", "notice")
@@ -96,7 +100,7 @@ class BatchResult(Sequence[Result]):
         """
         from towerman import adapters
 
-        return adapters.encode(self._batch, self._told(), format)
+        return adapters.encode(self._batch, self._results, format)
 
     def turn(self, format: str | None = None) -> list[dict[str, object]]:
         """The assistant message and its results, ready to be appended to the conversation.
@@ -108,11 +112,7 @@ class BatchResult(Sequence[Result]):
         """
         from towerman import adapters
 
-        return adapters.turn(self._batch, self._told(), format)
-
-    def _told(self) -> tuple[Result, ...]:
-        """The results, the last refused one carrying the notice, which has no place of its own in a conversation."""
-        return self._results
+        return adapters.turn(self._batch, self._results, format)
 
     def spans(self) -> list[Span]:
         """What each call did when, in seconds since the batch came in."""
@@ -260,8 +260,7 @@ class Run:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
             on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
-                large.
-                If it raises, the batch is finished first and then the error is raised.
+                large. If it raises, the batch is finished first and then the error is raised.
 
         Returns:
             The results. No calls: an empty batch.
@@ -269,8 +268,7 @@ class Run:
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
             asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
-            tower's
-                `grace`; its results are in `last_batch`.
+                tower's `grace`; its results are in `last_batch`.
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         batch = calls if isinstance(calls, Batch) else self._decode(calls, format)
@@ -344,16 +342,14 @@ class Tower:
         on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
-            emitted
-            order within its run), "exclusive" (alone in the process), "independent".
+            emitted order within its run), "exclusive" (alone in the process), "independent".
         when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
         grace: seconds a call that was told to stop has for cleaning up.
         on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
-            until
-            its work ends, or "release" at once.
+            until its work ends, or "release" at once.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; served by a thread of their own.
@@ -394,10 +390,10 @@ class Tower:
         self._courier: Courier[Event] = Courier(())
         gate: Gate[tuple[Work, int]] = Gate(Ledger())
         self._core = Core(self.policy, gate, _clock or RealClock())
-        self._shells = Shells(self._core)
+        self._made: Shells | None = None
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
-        self._prefix = secrets.token_hex(4)
+        self._prefix = os.urandom(4).hex()
         self._stale: set[str] = set()
         self._closed = False
         for observer in observers:
@@ -407,6 +403,17 @@ class Tower:
         for name, pool in self.policy.pools.items():
             if pool.scope == "process":
                 ledger.add_pool(LedgerPool(f"pool:{name}", f"pool {name}", pool.permits, reserve=pool.reserve))
+
+    @property
+    def _shells(self) -> Shells:
+        """The runners of the loops that use this tower; asyncio is imported with the first of them."""
+        if self._made is None:
+            from towerman.runner import Shells
+
+            with self._core.lock:
+                if self._made is None:
+                    self._made = Shells(self._core)
+        return self._made
 
     # ---------------------------------------------------------------- tools
 
@@ -572,9 +579,14 @@ class Tower:
             name_of("run_id", run_id)
         if tenant is not None:
             name_of("tenant", tenant)
+        flag("fail_fast", fail_fast)
+        if deadline is not None and not isinstance(deadline, int | float | datetime):
+            raise PolicyError(
+                f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
+            )
         try:
             limit = NEVER if deadline is None else instant_of(deadline, core.now())
-        except (ValueError, TypeError) as wrong:
+        except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
         window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
@@ -667,12 +679,14 @@ class Tower:
         with core.lock:
             queued = core.gate.queue_lengths()
             gate = core.gate.statistics()
-            pools = {
-                self._shown(key): PoolStatistics(
+            pools: dict[str, PoolStatistics] = {}
+            for key, pool in core.gate.ledger.pools.items():
+                name = self._shown(key)
+                if name in pools:  # open runs may share an id
+                    name = f"{name} ({key.rpartition(':')[2]})"
+                pools[name] = PoolStatistics(
                     pool.limit, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
-                for key, pool in core.gate.ledger.pools.items()
-            }
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
         sent = self._courier.statistics()
         return Statistics(
@@ -715,8 +729,16 @@ class Tower:
             grace: seconds to wait for the observers; default: the tower's `grace`.
         """
         self._closed = True
-        for state in list(self._runs.values()):
-            await Run(self, state).aclose()
+        states = list(self._runs.values())
+        for state in states:  # all are told before one is waited for: their graces do not add up
+            state.closed = state.closed or "the tower is closed"
+            self._shells.cancel(state, "the tower was closed", None, None)
+        try:
+            for state in states:
+                await Run(self, state).aclose()
+        finally:
+            for state in states:
+                self._close_run(state)
         if self._core.emit is not None:
             await self._shells.wait_flushed(lambda: self.flush(grace))
             self._courier.close()
@@ -766,6 +788,8 @@ def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None
 def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
     if patterns is None:
         return None
+    if not isinstance(patterns, Iterable):
+        raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(patterns).__name__}")
     listed = [patterns] if isinstance(patterns, str) else list(patterns)
     for pattern in cast("list[object]", listed):
         if not isinstance(pattern, str) or not pattern:

@@ -225,6 +225,7 @@ class Work:
         results, sealed_at, tools, keywords, wants: columns, one place for each call.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
+        reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
@@ -245,6 +246,7 @@ class Work:
         "number",
         "on_result",
         "plan",
+        "reasons",
         "results",
         "run",
         "sealed_at",
@@ -276,6 +278,7 @@ class Work:
         self.jobs: dict[int, Job] = {}
         self.plan = Plan(0)
         self.waited_for: dict[int, tuple[str, ...]] = {}
+        self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
@@ -313,6 +316,8 @@ class Core:
         self.orphans = 0
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
+        self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside resources that depend on its arguments."""
@@ -405,6 +410,21 @@ class Core:
         wider = want.with_holds(want.accesses, holds, labels)
         wider.shared = want.shared
         return wider
+
+    def learn(self, tool: str, ran: float) -> None:
+        """A call of this tool has answered after so many seconds."""
+        count, mean = self.means.get(tool, (0, 0.0))
+        count += 1
+        self.means[tool] = count, mean + (ran - mean) / count
+
+    def estimates(self, tools: Sequence[Tool | None]) -> list[float] | None:
+        """How long each call may take: its tool's mean so far, or the mean of the others. None: nothing is known."""
+        means = self.means
+        known = [means[tool.name][1] for tool in tools if tool is not None and tool.name in means]
+        if not known:
+            return None
+        usual = sum(known) / len(known)
+        return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
 
     def count(self, outcome: Outcome, code: Code) -> None:
         """One more sealed result without an ordinary answer."""
