@@ -282,6 +282,7 @@ class World:
         before: dict[int, Key] = {one: entry.rank[:4] for one, entry in self.entries.items() if entry.rank is not None}
         claimed = {one: before[one] for one in self._claimants()} if check else {}
         decided: list[Entry[int]] = []
+        self.fresh = word in ("offer", "all") or any(one.after == call for one in self.calls.values())
         if word in ("offer", "all"):
             flow = self.calls[call].flow
             calls = [call] if word == "offer" else self.unoffered(flow)
@@ -371,7 +372,7 @@ class World:
                 self._granted(call, entry, call in before, decided)
             else:
                 assert entry.status == REJECTED, f"call {call} was told before it was decided"
-                self._rejected(call, entry)
+                self._rejected(call, entry, decided)
                 self.entries.pop(call, None)
         for entry in decided:
             if entry.status == REJECTED:
@@ -393,10 +394,10 @@ class World:
                 for other in (*flow.running, *decided)
                 if other is not entry and other.flow is flow
             )
-            waited = self.now - max(entry.since, self.stood.get(call, 0.0))
+            waited = self.now - max(entry.since, self.joined.get(call, 0.0))
             assert joined or waited < one.max_wait, f"call {call} started although its wait was over"
 
-    def _rejected(self, call: int, entry: Entry[int]) -> None:
+    def _rejected(self, call: int, entry: Entry[int], decided: list[Entry[int]]) -> None:
         one, code = self.calls[call], entry.rejection.code
         if code == "wait_timeout":
             waited = self.now - max(self.ready[call], self.stood.get(call, 0.0))
@@ -408,7 +409,9 @@ class World:
             assert hopeless or not one.wait, f"call {call} was to wait"
         elif code == "queue_full":
             assert one.bound is not None
-            assert one.bound <= sum(self.entries[other].queued for other in self.parked()), "the queue is not full"
+            queued = sum(self.entries[other].queued for other in self.parked())
+            assert one.bound <= queued + len(decided) - 1, "the queue is not full"
+            assert self.fresh, f"call {call} stood behind its siblings, and is refused as if it came"
             own = [other.owner for other in entry.flow.running]
             own = [other for other in own if other in self.siblings.get(entry.flow.number, ())]
             held = set[str]().union(*(self.touches[other] for other in own))

@@ -23,6 +23,7 @@ import json
 import math
 import selectors
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ class VirtualTime:
         return self.value
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]  # which one it is depends on the system
+class _Selector(selectors.DefaultSelector):
     loop: VirtualLoop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -127,7 +128,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """The present virtual instant in seconds."""
         return self.clock.value
 
-    def call_soon(self, callback: Any, *arguments: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *arguments: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         """As usual, counted."""
         if self.on_tick is None:
             return super().call_soon(callback, *arguments, context=context)
@@ -169,7 +172,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         told = []
         for task in asyncio.all_tasks(self):
             stack = task.get_stack(limit=1)
-            where = f"{stack[0].f_code.co_qualname}:{stack[0].f_lineno}" if stack else "nowhere"  # type: ignore[attr-defined]
+            where = f"{stack[0].f_code.co_qualname}:{stack[0].f_lineno}" if stack else "nowhere"
             told.append(f"  {task.get_name()} at {where}")
         return "\n".join(told) or "  no task at all"
 
@@ -183,7 +186,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _one_back(self) -> None:
         self.outside -= 1
 
-    def run_in_executor(self, executor: Any, function: Any, *arguments: Any) -> Any:
+    def run_in_executor(self, executor: Any, function: Any, *arguments: Any) -> Any:  # type: ignore[override]
         """As usual; time waits for it."""
         self.outside += 1
         future = super().run_in_executor(executor, function, *arguments)
@@ -339,7 +342,7 @@ def _wind_up(loop: VirtualLoop, main_task: asyncio.Task[Any]) -> None:
             raise
     finally:
         if failed:
-            # The failure itself is told. What it left half-way is kept, or the collector would stumble over it in another test.
+            # The failure itself is told. What it left half-way is kept, or the collector would stumble over it later.
             tasks = asyncio.all_tasks(loop)
             for task in tasks:
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -472,6 +475,13 @@ def on_stage() -> Iterator[Stage]:
 
 
 # ==================================================================== the look afterwards
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Wait for what another thread is about to bring about."""
+    patience = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < patience, "it did not come about"
 
 
 def whole_again(tower: Tower) -> None:

@@ -1941,6 +1941,7 @@ def test_the_calls_of_a_public_benchmark_are_accepted(shared_data: Any, name: st
 
 def test_the_calls_of_a_public_multi_turn_benchmark_are_accepted(shared_data: Any) -> None:
     """The stateful tools of the benchmark take the calls of its truths, which are written as Python."""
+    records = shared_data("bfcl_multi_turn_base")
     tools: dict[str, tuple[Checker, list[str]]] = {}
     for path in sorted((SHARED / "bfcl_multi_turn_func_doc").glob("*.json")):
         for tool in shared_data(f"bfcl_multi_turn_func_doc/{path.name}"):
@@ -1948,7 +1949,7 @@ def test_the_calls_of_a_public_multi_turn_benchmark_are_accepted(shared_data: An
             tools[tool["name"]] = checker_from_schema(schema), list(schema["properties"])
     assert len(tools) >= 100
     calls, wrong = 0, []
-    for record in shared_data("bfcl_multi_turn_base"):
+    for record in records:
         for text in (text for turn in record["ground_truth"] for text in turn):
             node = ast.parse(text, mode="eval").body
             assert isinstance(node, ast.Call)

@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit import CountedWorkers, Stage, VirtualLoop, on_stage, sound, whole_again
+from kit import CountedWorkers, Stage, VirtualLoop, on_stage, sound, until, whole_again
 
 import towerman.runner
 from towerman import Call, Result, Run, ToolError, Tower
@@ -451,9 +450,9 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
     made = SCENES[name](stage)
     seen: list[int] = []
     what = f"{name}, {act.__name__ if act else 'nothing'} at {sorted(steps)}"
-    slice_before = towerman.runner.SLICE
+    patched = pytest.MonkeyPatch()
     if name == "in_slices":
-        towerman.runner.SLICE = -1.0  # every look at the clock finds the slice used up
+        patched.setattr(towerman.runner, "SLICE", -1.0)  # every look at the clock finds the slice used up
     try:
         fate, acted = stage.run(play(made, act, steps, seen))
         assert set(made.sealed) == set(range(len(made.calls))) or not made.sealed, what
@@ -478,7 +477,7 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
         failure.add_note(f"{what}; the story:\n" + "\n".join(stage.story[-100:]))
         raise
     finally:
-        towerman.runner.SLICE = slice_before
+        patched.undo()
         made.tower._core.workers.close()
     return seen[0], fate, made
 
@@ -573,6 +572,48 @@ def test_a_timeout_around_execute(name: str) -> None:
         stage.run(main())
         whole_again(made.tower)
         made.tower._core.workers.close()
+
+
+@pytest.mark.parametrize("way", ["wait_for", "task group"])
+def test_other_ways_to_give_up(stage: Stage, way: str) -> None:
+    """S16, R-80: wait_for, and a failing sibling in a task group: the batch is sealed before they are told."""
+    tower = stage.tower(grace=1.0)
+
+    @tower.tool(independent=True)
+    async def cleans_up() -> str:
+        with stage.on("work"):
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.5)
+        return "never"
+
+    async def failing() -> None:
+        await asyncio.sleep(1)
+        raise LookupError
+
+    async def group_of(*coroutines: Coroutine[Any, Any, object]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for one in coroutines:
+                group.create_task(one)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            calls = [Call("cleans_up", {})] * 2
+            match way:
+                case "wait_for":
+                    with pytest.raises(TimeoutError):
+                        await asyncio.wait_for(run.execute(calls), 1)
+                case "task group":
+                    with pytest.raises(ExceptionGroup) as told:
+                        await group_of(run.execute(calls), failing())
+                    assert [type(one) for one in told.value.exceptions] == [LookupError]
+            assert here().time() == pytest.approx(1.5)
+            assert run.last_batch is not None
+            assert [one.code for one in run.last_batch] == ["cancelled", "cancelled"]
+            assert not stage.running.total()
+
+    stage.run(main())
 
 
 # ==================================================================== anyio
@@ -971,8 +1012,7 @@ def test_finished_and_not_yet_handed_back(stage: Stage) -> None:
             task = asyncio.ensure_future(run.execute([Call("work", {})]))
             await asyncio.sleep(0)
             workers = tower._core.workers
-            while not workers.statistics()["idle"]:  # the thread has ended its work; the loop has not had a turn
-                pass
+            until(lambda: workers.statistics()["idle"])  # the thread has ended its work; the loop has not had a turn
             run.cancel("too late")
             done = await task
             assert done[0].outcome in ("ok", "cancelled")
@@ -1531,8 +1571,7 @@ def test_a_loop_is_closed_while_a_thread_works(stage: Stage, ended: str) -> None
 
     def end(n: int, idle: int) -> None:
         go_on[n].set()
-        while workers.statistics()["idle"] < idle:
-            pass
+        until(lambda: workers.statistics()["idle"] >= idle)
 
     with expected_complaints():
         loop = asyncio.new_event_loop()
@@ -1734,7 +1773,7 @@ def test_what_is_thrown_away_while_the_lock_is_held_is_found_later(stage: Stage)
         (work,) = run._state.works
         loop.close()
         with tower._core.lock:
-            work.shell._stray(work)
+            work.shell._stray(work)  # type: ignore[attr-defined]
             assert tower._core.gate.statistics()["running"] == 1
         tower._shells._shells.clear()  # nobody else knows of that loop
         del loop, task, work
@@ -1902,9 +1941,7 @@ def test_p29_a_cancelled_shell_command_leaves_no_process(stage: Stage) -> None:
             assert run.last_batch is not None
             told = run.last_batch[0]
             assert (told.outcome, told.started, told.still_running) == ("cancelled", True, False)
-        patience = time.monotonic() + 30
-        while alive_in_group(pids[0]):  # killed, and perhaps not yet dead
-            assert time.monotonic() < patience
+        until(lambda: not alive_in_group(pids[0]))  # killed, and perhaps not yet dead
 
     asyncio.run(main())
 

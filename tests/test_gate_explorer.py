@@ -35,6 +35,11 @@ CASES = [
         window=1,
         together=True,
     ),
+    Case(
+        "refusing to wait behind an orphan",
+        "",
+        (One(0, "own"), One(0, "own"), One(0, "own", wait=False), One(0, "own", wait=False)),
+    ),
     Case("refused for a key", "P2", (One(0, "P", "k:X"), One(1, "P", "k:S", wait=False), One(2, "", "k:X"))),
     Case("refused for a claim", "P1", (One(0, "P", "k:X"), One(1, "P"), One(2, "", "k:X", wait=False)), passes=1),
     Case("one key", "", (One(0, "", "k:X"), One(1, "", "k:X"), One(0, "", "k:X"), One(0, "", "k:X")), passes=1),
@@ -176,6 +181,7 @@ def random_case(seed: int, calls: int) -> Case:
     pools = rng.choice(["P1", "P2", "P1 Q1", "P2 Q1", "P2/1 Q1", "P3 Q2", "P2 Q2 R1", ""])
     limits = [(word[0], int(word[1])) for word in pools.split()]
     flows = rng.choice([1, 2, 2, 3, 3])
+    classes = [rng.choice([0, 0, 0, 1, -1]) for _ in range(flows)]
     made: list[One] = []
     for _ in range(calls):
         permits = [f"{name}{rng.randint(1, limit)}" for name, limit in rng.sample(limits, rng.randint(0, len(limits)))]
@@ -193,7 +199,7 @@ def random_case(seed: int, calls: int) -> Case:
                 " ".join(holds),
                 wait=rng.random() < 0.85,
                 max_wait=rng.choice([NEVER, NEVER, 1, 2, 0]),
-                priority=rng.choice([0, 0, 0, 1, -1]),
+                priority=classes[flow],
                 bound=rng.choice([None, None, None, 1, 2]),
                 after=rng.choice(earlier) if earlier and rng.random() < 0.3 else None,
                 urgent=rng.choice([0, 0, 1, 2]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -35,7 +36,6 @@ def ones(pools: str, *, root: bool = False) -> st.SearchStrategy[One]:
         holds=st.sampled_from(["", "", "", *holds, *(["root:S", "root:X"] if root else [])]),
         wait=st.sampled_from([True, True, True, False]),
         max_wait=st.sampled_from([NEVER, NEVER, 0, 1, 2, 5]),
-        priority=st.sampled_from([0, 0, 0, 1, 2, -1]),
         bound=st.sampled_from([None, None, None, 1, 3]),
     )
 
@@ -51,10 +51,15 @@ class History(RuleBasedStateMachine):
         passes=st.sampled_from([1, 2, 4, 16]),
         window=st.integers(1, 3),
         limits=st.lists(st.sampled_from([NEVER, NEVER, 3, 8]), min_size=FLOWS, max_size=FLOWS),
+        classes=st.lists(st.sampled_from([0, 0, 0, 1, 2, -1]), min_size=FLOWS, max_size=FLOWS),
     )
-    def begin(self, pools: str, passes: int, window: int, limits: list[float]) -> None:
+    def begin(self, pools: str, passes: int, window: int, limits: list[float], classes: list[int]) -> None:
+        self.classes = classes
         self.pools = pools
         self.world = World(Case("any", pools, passes=passes, window=window, limits=tuple(limits), flows=FLOWS))
+
+    def _add(self, one: One, **more: object) -> int:
+        return self.world.add(replace(one, priority=self.classes[one.flow], **more))
 
     def _one_of(self, data: st.DataObject, calls: list[int]) -> int:
         return data.draw(st.sampled_from(sorted(calls)))
@@ -62,15 +67,24 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), times=st.integers(1, 4))
     def offer(self, data: st.DataObject, times: int) -> None:
         one = data.draw(ones(self.pools, root=self.world.root))
-        call = [self.world.add(one) for _ in range(times)][0]
+        call = [self._add(one) for _ in range(times)][0]
         self.world.apply(("all" if times > 1 else "offer", call))
 
     @rule(data=st.data())
     def offer_different(self, data: st.DataObject) -> None:
         first, second = (data.draw(ones(self.pools, root=self.world.root)) for _ in range(2))
-        call = self.world.add(first)
-        self.world.add(One(**{**second.__dict__, "flow": first.flow, "priority": first.priority}))
+        call = self._add(first)
+        self._add(replace(second, flow=first.flow))
         self.world.apply(("all", call))
+
+    @precondition(lambda self: self.world.calls)
+    @rule(data=st.data(), urgent=st.integers(-2, 2), times=st.integers(1, 3))
+    def follow(self, data: st.DataObject, urgent: int, times: int) -> None:
+        """Calls that are ready only when another one of their run has ended."""
+        first = self._one_of(data, list(self.world.calls))
+        one = replace(data.draw(ones(self.pools, root=self.world.root)), flow=self.world.calls[first].flow)
+        for _ in range(times):
+            self._add(one, after=first, urgent=urgent)
 
     @precondition(lambda self: self.world.running())
     @rule(data=st.data())
@@ -131,6 +145,7 @@ def long_run(seed: int, events: int, every: int) -> Counter[str]:
     case = Case("long", pools, passes=rng.choice([2, 16]), window=rng.choice([1, 2, 4]), flows=6)
     world = World(case)
     names = [(word[0], int(word[1])) for word in pools.split()]
+    classes = [rng.choice([0, 0, 0, 1, -1]) for _ in range(6)]
     menu = [
         One(
             flow,
@@ -143,7 +158,7 @@ def long_run(seed: int, events: int, every: int) -> Counter[str]:
             rng.choice(["", "", "", "a:X", "a:S", "a:S b:X", "b:S"]),
             wait=rng.random() < 0.9,
             max_wait=rng.choice([NEVER, 3, 10, 30]),
-            priority=rng.choice([0, 0, 0, 1, -1]),
+            priority=classes[flow],
             bound=rng.choice([None, None, 8]),
         )
         for flow in range(6)
@@ -159,6 +174,8 @@ def long_run(seed: int, events: int, every: int) -> Counter[str]:
         if word in ("offer", "all") and live < 80:
             one = rng.choice(menu)
             choice = [world.add(one) for _ in range(1 if word == "offer" else rng.randint(2, 8))][:1]
+            if rng.random() < 0.2:
+                world.add(replace(rng.choice(menu), flow=one.flow, priority=one.priority, after=choice[0], urgent=rng.randint(-1, 1)))
         elif word == "finish":
             choice = world.running()
         elif word == "orphan":

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from kit import Latch, Stage, VirtualLoop, on_stage, sound
+from kit import Latch, Stage, VirtualLoop, on_stage, sound, until
 
 import towerman.runner
 from towerman import Batch, BatchResult, Call, Context, Event, InputError, PolicyError, Pool, Result, ToolError, Tower
@@ -220,7 +220,8 @@ def test_p05_missing_and_repeated_ids(stage: Stage) -> None:
 
     @tower.tool(independent=True)
     async def echo(x: int) -> int:
-        return (await stage.work(f"{x}", 1.0 / x)) and x
+        await stage.work(f"{x}", 1.0 / x)
+        return x
 
     done = run_batch(stage, tower, [Call("echo", {"x": x}, name) for x, name in enumerate(("", "", "a", "a"), 1)])
     assert [result.value for result in done] == [1, 2, 3, 4]
@@ -635,7 +636,8 @@ def test_p16_sequential_calls_keep_their_order(stage: Stage) -> None:
     async def git(cmd: str) -> str:
         assert stage.running["git"] == 0
         assert stage.running["read"] == 0
-        return await stage.work("git", pick.random()) and cmd
+        await stage.work("git", pick.random())
+        return cmd
 
     @tower.tool(reads="repo")
     async def read() -> str:
@@ -956,6 +958,30 @@ def test_fail_fast_spares_what_writes(stage: Stage) -> None:
     assert codes(done) == [None, "unknown_tool", "handler_timeout", None, "sibling_failed"]
 
 
+@pytest.mark.parametrize("where", ["loop", "thread"])
+def test_g1_two_calls_are_due_and_the_first_ends_the_second(stage: Stage, where: str) -> None:
+    """G1: two calls run out of time in one instant and the run fails fast: the first one's end seals the second,
+    once.
+    """
+    tower = stage.tower(timeout=1.0, grace=0.0)
+    sealed: list[int] = []
+
+    async def deaf() -> None:
+        await stage.stubborn("deaf", 3)
+
+    def sync() -> None:
+        stage.sync_work(stage.loop, "sync", 3)
+
+    tower.add_tool(deaf if where == "loop" else sync, name="slow", independent=True, read_only=True)
+    calls = [Call("slow", {})] * 3
+    done = run_batch(stage, tower, calls, fail_fast=True, on_result=lambda result: sealed.append(result.index))
+    assert sorted(sealed) == [0, 1, 2]
+    assert done[0].code == "handler_timeout"
+    assert {result.code for result in done} <= {"handler_timeout", "sibling_failed"}
+    seen = tower.statistics()
+    assert (seen.orphans, sum(seen.outcomes.values())) == (0, 3)
+
+
 def test_a_caller_who_gives_up_does_not_wait_for_what_a_failure_spared(stage: Stage) -> None:
     """S16, G12: after a fail-fast stop the caller, or the run, gives up: what was spared is told to stop now, within
     grace.
@@ -1021,6 +1047,23 @@ def test_p28_a_broken_hook_is_told_after_the_batch(stage: Stage) -> None:
             assert asyncio.all_tasks() == {asyncio.current_task()}
 
     stage.run(main())
+
+
+def test_a_hook_that_cannot_be_called_is_told_first(stage: Stage) -> None:
+    """DESIGN style 7: a hook that is no plain function (a coroutine function, say) is refused before anything runs."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def work() -> str:
+        return await stage.work("work", 1)
+
+    async def hook(result: Result) -> None:
+        """Nobody would await it."""
+
+    for wrong in (hook, 5):
+        with pytest.raises(PolicyError, match="on_result: a plain function that takes a Result"):
+            run_batch(stage, tower, [Call("work", {})], on_result=wrong)
+    assert not stage.started
 
 
 def test_a_cancel_is_not_hidden_by_a_broken_hook(stage: Stage) -> None:
@@ -1840,8 +1883,7 @@ def test_threads_do_not_count_when_nothing_is_at_work(stage: Stage) -> None:
             assert tower.statistics().threads == 1
 
     stage.run(main())
-    while tower.statistics().threads:
-        pass
+    until(lambda: not tower.statistics().threads)
     tower._closed = False  # so that the look afterwards can ask for its capacity
 
 
@@ -2679,7 +2721,9 @@ def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pyt
 
 
 def test_g1_a_fault_of_its_own_seals_the_batch_and_is_raised(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """G1, P-28: a fault inside Towerman at the end of a call hangs nobody: every call has a result, then it is raised."""
+    """G1, P-28: a fault inside Towerman at the end of a call hangs nobody: every call has a result, then it is
+    raised.
+    """
     tower = stage.tower(max_concurrency=2)
 
     @tower.tool(independent=True)

@@ -310,7 +310,7 @@ class World:
         told = f"seed {self.seed}: call {job.number} ({spec}) at {self.stage.clock.value}"
         self.must(job.entered is None, f"{told} starts twice")
         self.must(job.spec is spec, f"{told} is run by the wrong handler")
-        # A thread that has only just taken its call may be given up before its first line, which it reaches all the same.
+        # A thread that has only just taken its call may be given up before its first line, which it then reaches.
         late = job.result is not None and not (spec.sync and job.result.still_running)
         self.must(not late, f"{told} starts after its result {job.result!r}")
         job.entered = self.stage.clock.value

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kit import PATIENCE, until
 
 from towerman.threads import Courier, Port, Ticket, Workers
-
-PATIENCE = 30.0
-"""Real seconds after which a thread that does not come back is a failure."""
 
 HERE: contextvars.ContextVar[str] = contextvars.ContextVar("HERE", default="nowhere")
 
@@ -297,8 +295,7 @@ def test_close_lets_idle_threads_end_and_busy_ones_after_their_work() -> None:
     gates[0].set()
     bench.wait()
     bench.workers.close()
-    while len(threads_named("closing")) > 2:
-        pass
+    until(lambda: len(threads_named("closing")) <= 2)
     assert bench.workers.statistics()["threads"] == 2
     for gate in gates:
         gate.set()

@@ -176,7 +176,7 @@ def test_schemas_from_signatures() -> None:
     assert function["parameters"]["properties"]["customer_id"]["description"] == "number on the invoice"
     (anthropic,) = tower.schemas("anthropic")
     assert anthropic["name"] == "read_customer"
-    assert anthropic["input_schema"]["required"] == ["customer_id"]  # type: ignore[index, call-overload]
+    assert anthropic["input_schema"]["required"] == ["customer_id"]  # type: ignore[index]
     assert tower.schemas() == tower.schemas("openai")
     json.dumps(tower.schemas("towerman"))
     with pytest.raises(Exception, match="openai"):

@@ -94,6 +94,11 @@ def make_venv(uv: str | None) -> None:
         raise SetupError(f"{sys.executable} -m venv {VENV.name} failed: see above")
 
 
+def tell(words: str) -> None:
+    """What is being done, on stderr: stdout belongs to the command that the environment is made for."""
+    print(words, file=sys.stderr, flush=True)
+
+
 def install(uv: str | None, what: list[str]) -> None:
     """Install with uv, else with pip."""
     pip = (PYTHON, "-m", "pip")
@@ -102,7 +107,7 @@ def install(uv: str | None, what: list[str]) -> None:
     if uv:
         if succeeds(uv, "pip", "install", "--python", PYTHON, *what):
             return
-        print("uv could not install it; trying pip", flush=True)
+        tell("uv could not install it; trying pip")
     if not succeeds(*pip, "--version") and not succeeds(PYTHON, "-m", "ensurepip"):
         raise SetupError(
             "neither uv nor pip can install into .venv: remove .venv and try again with a Python that has pip"
@@ -124,7 +129,7 @@ def ensure(level: str, *, this_python: bool) -> None:
     old = version is not None and tuple(map(int, re.findall(r"\d+", version)[:2])) < (3, 11)
     uv = uv_on_path()
     if version is None or old or (this_python and version != wanted):
-        print(f"making .venv with Python {wanted}", flush=True)
+        tell(f"making .venv with Python {wanted}")
         make_venv(uv)
         version = wanted
     declared = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
@@ -133,7 +138,7 @@ def ensure(level: str, *, this_python: bool) -> None:
     stamps = {name: VENV / f".ready-{name}" for name in LEVELS}
     if stamps[level].is_file() and stamps[level].read_text(encoding="utf-8") == stamp:
         return
-    print(f"installing into .venv: towerman {' '.join(f'+ {group}' for group in groups)}".rstrip(), flush=True)
+    tell(f"installing into .venv: towerman {' '.join(f'+ {group}' for group in groups)}".rstrip())
     install(uv, ["--editable", ".", *requirements(groups)])
     for name, its_groups in LEVELS.items():
         if set(its_groups) <= set(groups):

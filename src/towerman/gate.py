@@ -164,7 +164,7 @@ class Gate(Generic[OwnerT]):
             else:
                 before = one[0]
                 line = self._enter(flow, one, now, now)
-                if line is not None and (self._claimants or not before.wait or not isinstance(line.bay.state, Pool)):
+                if line is not None and (self._claimants or not isinstance(line.bay.state, Pool)):
                     line = None
         return self._settle(now)
 
@@ -254,7 +254,7 @@ class Gate(Generic[OwnerT]):
         backlog.pop()
         place = bisect_right(backlog, mine, key=lambda other: urgency(other[1]))
         backlog.insert(place, one)
-        if place or len(line.parked) != 1 or not one[0].wait:
+        if place or len(line.parked) != 1:
             return
         (parked,) = line.parked
         rank = parked.rank
@@ -366,8 +366,13 @@ class Gate(Generic[OwnerT]):
 
     # ------------------------------------------------------------------ coming in
 
-    def _enter(self, flow: Flow[OwnerT], one: Offer[OwnerT], clock: float, now: float) -> Line[OwnerT] | None:
-        """Grant it, park it, reject it, or put it into the backlog of the line that is returned."""
+    def _enter(
+        self, flow: Flow[OwnerT], one: Offer[OwnerT], clock: float, now: float, *, again: bool = False
+    ) -> Line[OwnerT] | None:
+        """Grant it, park it, reject it, or put it into the backlog of the line that is returned.
+
+        Full queues refuse those who come, not those who have stood behind siblings (`again`).
+        """
         wants, owner, _ = one
         if now >= flow.limit:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
@@ -383,38 +388,42 @@ class Gate(Generic[OwnerT]):
             return None
         if wants.hopeless is not None:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", wants.hopeless.label)
-        elif wants.wait:
+        elif wants.wait or _in_turn(flow, state):
             line = self._line(flow, state, wants)
-            if line.parked and len(line.parked) >= (1 if flow.holds(state) else flow.window):
+            standing = flow.holds(state)
+            full = bool(wants.bounds) and not standing and self._full(wants)
+            if line.parked and (len(line.parked) >= (1 if standing else flow.window) or (full and again)):
                 line.behind(one)
                 return line
-            self._hand_in(flow, one, line, clock, now)
+            if full and not again:
+                self._refuse(Entry(wants, owner, flow, now, REJECTED), "queue_full", ledger.label(state, wants))
+            else:
+                self._hand_in(flow, one, line, clock, now, standing=standing, counted=not (standing or full))
             return None
-        elif isinstance(state, Pool) and state.scope == "run" and flow.holds(state):
-            line = self._line(flow, state, wants)
-            line.behind(one)
-            self._watch_limit(flow)
-            return line
         else:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", ledger.label(state, wants))
         ledger.sweep(state)
         return None
 
-    def _hand_in(self, flow: Flow[OwnerT], one: Offer[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
+    def _hand_in(
+        self,
+        flow: Flow[OwnerT],
+        one: Offer[OwnerT],
+        line: Line[OwnerT],
+        clock: float,
+        now: float,
+        *,
+        standing: bool,
+        counted: bool,
+    ) -> None:
         """Make it an entry that waits: counted and clocked unless it waits for its own siblings."""
         wants, owner, ready = one
         entry: Entry[OwnerT] = Entry(wants, owner, flow, clock if clock >= ready else ready, PARKED)
-        standing = flow.holds(line.bay.state)
-        entry.queued = False
-        if wants.bounds and not standing:
+        entry.queued = counted and bool(wants.bounds)
+        if entry.queued:
             queued = self._queued
-            for key, most in wants.bounds:
-                if queued.get(key, 0) >= most:
-                    self._refuse(entry, "queue_full", self.ledger.label(line.bay.state, wants))
-                    return
             for key, _ in wants.bounds:
                 queued[key] = queued.get(key, 0) + 1
-            entry.queued = True
         entry.passes = 0
         number = self._number = self._number + 1
         entry.rank = (-wants.priority, NEVER, self._tag(flow, wants), number, entry)
@@ -432,6 +441,10 @@ class Gate(Generic[OwnerT]):
         else:
             entry.clock = entry.since
             self._watch(entry, now)
+
+    def _full(self, wants: Wants[Lot[OwnerT]]) -> bool:
+        queued = self._queued
+        return any(queued.get(key, 0) >= most for key, most in wants.bounds)
 
     def _tag(self, flow: Flow[OwnerT], wants: Wants[Lot[OwnerT]]) -> float:
         tag = flow.tag if flow.tag > self._served else self._served
@@ -573,20 +586,16 @@ class Gate(Generic[OwnerT]):
                 continue
             for bay in lot.bays.values():
                 line = flow.lines.get(bay)
-                if line is None:
+                if line is None or flow.holds(state):
                     continue
-                if line.parked:
-                    if flow.holds(state):
-                        continue
-                    line.freed = now
-                    if line.standing:
-                        line.standing = 0
-                        for entry in line.parked:
-                            if entry.clock == NEVER:
-                                entry.clock = now
-                                self._watch(entry, now)
-                if line.backlog:  # with nobody parked before them: calls that refuse to wait
-                    self._refills.append((flow, line, now))
+                line.freed = now
+                if line.standing:
+                    line.standing = 0
+                    for entry in line.parked:
+                        if entry.clock == NEVER:
+                            entry.clock = now
+                            self._watch(entry, now)
+                self._refills.append((flow, line, now))
 
     # ------------------------------------------------------------------ going on
 
@@ -664,20 +673,21 @@ class Gate(Generic[OwnerT]):
 
     def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
-        backlog = line.backlog
-        if backlog and not line.parked:
-            if backlog[0][0].wait:
-                self._hand_in(flow, backlog.popleft(), line, now, now)
-            else:
-                self._refills.append((flow, line, now))
+        if line.backlog and not line.parked:
+            self._hand_in(flow, line.backlog.popleft(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
-        """Hand in from the backlog what may be handed in now."""
+        """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any more."""
+        state = line.bay.state
+        for entry in [entry for entry in line.parked if not (entry.wants.wait or _in_turn(flow, state))]:
+            self._reject(entry, "concurrency_limit", now)
         backlog, line.backlog = line.backlog, None
         self._ended.append((flow, line))
         while backlog:
             one = backlog.popleft()
-            if self._enter(flow, one, clock, now) is line:  # it is where it was
+            # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not know.
+            later = one if one[2] >= clock else (one[0], one[1], clock)
+            if self._enter(flow, later, clock, now, again=True) is line:  # it is where it was
                 backlog.appendleft(one)
                 line.backlog = backlog
                 return
@@ -755,8 +765,12 @@ class Gate(Generic[OwnerT]):
                     self._succeed(flow, line, now)
             elif blocker is line.bay.state:
                 stuck.add(line.bay if promotion == NEVER else entry)
-            else:
+            elif wants.wait or _in_turn(flow, blocker):
                 self._move(entry, blocker, now)
+            else:
+                entry.blocked_by = (*entry.blocked_by, self.ledger.label(blocker, wants))
+                self._reject(entry, "concurrency_limit", now)
+                self.ledger.sweep(blocker)
 
     def _move(self, entry: Entry[OwnerT], blocker: State[Lot[OwnerT]], now: float) -> None:
         """Something else is in its way now. It is passed: what it was parked for goes to others."""
@@ -952,17 +966,17 @@ class Gate(Generic[OwnerT]):
             for bay, line in flow.lines.items():
                 lot = bay.state.lot
                 assert line.bay is bay and lot is not None and lot.bays[bay.need] is bay, f"{flow} waits in no lot"
-                assert line.parked or line.backlog, f"{flow} keeps an empty line"
+                assert line.parked, f"{flow} keeps an empty line"
                 standing = [entry for entry in line.parked if entry.clock == NEVER]
                 assert line.standing == len(standing), f"{flow} miscounts who stands"
                 assert not standing or flow.holds(bay.state), f"{flow} waits for others with clocks that stand"
                 if line.backlog:
-                    refusing = not line.parked and not line.backlog[0][0].wait
-                    most = 1 if flow.holds(bay.state) else flow.window
-                    assert len(line.parked) >= (0 if refusing else most), f"{flow} has forgotten a line"
-                    assert not refusing or flow.holds(bay.state), f"{flow} has calls wait that refuse to"
+                    bounded = any(one[0].bounds for one in line.backlog)  # a queue may be full for some of them
+                    most = 1 if bounded or flow.holds(bay.state) else flow.window
+                    assert len(line.parked) >= most, f"{flow} has forgotten a line"
                 for entry in line.parked:
                     assert entry.flow is flow and entry.line is line, f"{entry} stands in a wrong line"
+                    assert entry.wants.wait or _in_turn(flow, bay.state), f"{entry} refuses to wait"
                     for key, _ in entry.wants.bounds if entry.queued else ():
                         queued[key] = queued.get(key, 0) + 1
             assert not flow.lines or flow.timed or flow.limit == NEVER, f"{flow} is not stopped at its limit"
@@ -990,6 +1004,11 @@ class Gate(Generic[OwnerT]):
     def __repr__(self) -> str:
         figures = ", ".join(f"{name}={count}" for name, count in self.statistics().items())
         return f"Gate({figures})"
+
+
+def _in_turn(flow: Flow[OwnerT], state: State[Lot[OwnerT]]) -> bool:
+    """Is it the run's own pool, full of its own calls? Then even those who refuse to wait are only not yet their turn."""
+    return isinstance(state, Pool) and state.scope == "run" and flow.holds(state)
 
 
 def _promotion(entry: Entry[OwnerT]) -> float:

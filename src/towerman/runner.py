@@ -118,6 +118,8 @@ class Shell:
                 if interrupted is None:
                     interrupted = caught
                     self._close(work, "cancelled", "cancelled", _reason_of(caught))
+        if work.given_up:
+            self._take_back(work)
         run.works.pop(work, None)
         self.works.pop(work, None)
         self._fit(work)
@@ -567,7 +569,7 @@ class Shell:
             self._faulty(job, fault)
 
     def _faulty(self, job: Job, fault: Exception) -> None:
-        """A fault of Towerman's own at the end of a call: the batch is ended, sealed and told; nobody waits for ever."""
+        """A fault of Towerman's own at the end of a call: the batch is ended, sealed and told; nobody waits on."""
         core, work, index = self.core, job.work, job.index
         work.error = work.error or fault
         job.sealed = True
@@ -889,16 +891,7 @@ class Shell:
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
-        core = self.core
-        with core.lock:
-            gate, flow = core.gate, work.run.flow
-            gate.withdraw(flow, lambda owner: owner[0] is work)
-            decided: list[Slot] = []
-            for entry in gate.parked_of(flow):
-                if entry.owner[0] is work:
-                    decided += gate.cancel(entry, core.now(), code)
-            notes = self._notes()
-        self._take(decided, notes)
+        self._take_back(work, code)
         for job in list(work.jobs.values()):
             if code != "sibling_failed":
                 self._stop(job, "cancelled", reason)
@@ -994,6 +987,19 @@ class Shell:
         if work.left:
             self._close(work, "cancelled", "cancelled", reason)
 
+    def _take_back(self, work: Work, code: Code = "cancelled") -> None:
+        """Take out of the gate what is left there of a batch that starts nothing more."""
+        core = self.core
+        with core.lock:
+            gate, flow = core.gate, work.run.flow
+            gate.withdraw(flow, partial(_belongs, work))
+            decided: list[Slot] = []
+            for entry in gate.parked_of(flow):
+                if entry.owner[0] is work:
+                    decided += gate.cancel(entry, core.now(), code)
+            notes = self._notes()
+        self._take(decided, notes)
+
     def cancel_call(self, work: Work, index: int, reason: str) -> None:
         """Cancel one call of a batch; on its own loop. Ignored once it is sealed."""
         if work.results[index] is not None:
@@ -1011,12 +1017,14 @@ class Shell:
         with core.lock:
             gate, flow = core.gate, work.run.flow
             decided: list[Slot] = []
-            if not gate.withdraw(flow, lambda owner: owner[0] is work and owner[1] == index):
-                for entry in gate.parked_of(flow):
-                    if entry.owner[0] is work and entry.owner[1] == index:
-                        waited = now - entry.since
-                        waited_for += entry.blocked_by
-                        decided = gate.cancel(entry, now)
+            for entry in gate.parked_of(flow):
+                if entry.owner[0] is work and entry.owner[1] == index:
+                    waited = now - entry.since
+                    waited_for += entry.blocked_by
+                    decided = gate.cancel(entry, now)
+                    break
+            else:  # looking for it in a long backlog would take long: what it is granted it gives back unused
+                work.given_up = True
             notes = self._notes()
         message = f"Not started: {reason}."
         self._refuse(work, index, "cancelled", message, "cancelled", waited=waited, waited_for=waited_for)
@@ -1044,20 +1052,24 @@ class Shell:
             self._take(decided, notes)
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
-            if job.task is not None and cast("asyncio.Task[None]", job.task).done() and not job.sealed:
-                # Somebody else ended the task before its first step, so its body could not tell.
-                message = "Not started: its task was cancelled by somebody else."
-                self._never_started(job, "cancelled", message, "cancelled")
-            elif job.due <= now:
-                if job.why is not None:
-                    self._orphan(job, now)
-                else:
-                    self._stop(job, "deadline_exceeded" if now >= job.work.run.limit else "handler_timeout", "")
+            if not job.sealed:  # by what one before it in this row has brought about
+                self._look_at(job, now)
             if not job.sealed and job.due < following:
                 following = job.due
         following = min(following, core.gate.wake_at)
         if following < self._timer_at:
             self._arm(following)
+
+    def _look_at(self, job: Job, now: float) -> None:
+        """Is a granted call due, or over without having been able to tell?"""
+        if job.task is not None and cast("asyncio.Task[None]", job.task).done():
+            # Somebody else ended the task before its first step, so its body could not tell.
+            self._never_started(job, "cancelled", "Not started: its task was cancelled by somebody else.", "cancelled")
+        elif job.due <= now:
+            if job.why is not None:
+                self._orphan(job, now)
+            else:
+                self._stop(job, "deadline_exceeded" if now >= job.work.run.limit else "handler_timeout", "")
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
@@ -1146,8 +1158,9 @@ class Shells:
             if call_id is None and index is None:
                 self.call(shell, shell.cancel_work, work, reason)
                 continue
-            for place, call in enumerate(work.calls):
-                if (call_id is None or call.id == call_id) and (index is None or place == index):
+            places = range(len(work.calls)) if index is None else range(index, index + 1)
+            for place in places:
+                if 0 <= place < len(work.calls) and (call_id is None or work.calls[place].id == call_id):
                     self.call(shell, shell.cancel_call, work, place, reason)
 
     async def wait_sealed(self, run: RunState) -> None:

@@ -197,7 +197,8 @@ def _bar(span: Span, width: int, horizon: float) -> list[int]:
 
     seal = column(span.sealed)
     waits_until = span.sealed if span.started is None else span.started
-    fill(0.0, waits_until if span.queued is None else span.queued, _HELD)
+    if span.waited_for:  # else what is empty before it is only the time that the batch took to get there
+        fill(0.0, waits_until if span.queued is None else span.queued, _HELD)
     if span.queued is not None:
         fill(span.queued, waits_until, _WAITING)
     if span.started is None:
@@ -405,7 +406,7 @@ def _legend(bars: Sequence[Sequence[int]], width: int, ascii_only: bool, unit: s
     used = {sign for bar in bars for sign in bar}
     parts = [f"{_SIGNS[sign][ascii_only]} {text}" for sign, text in _LEGEND.items() if sign in used]
     if unit is not None:
-        parts.append(f"wait, ran: in {unit}")
+        parts.append(f"wait (in the queue), ran: in {unit}")
     lines = [""]
     for part in parts:
         if lines[-1] and columns(lines[-1]) + 3 + columns(part) > width:

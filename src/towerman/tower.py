@@ -45,7 +45,7 @@ from towerman.policy import (
     whole,
 )
 from towerman.threads import Courier
-from towerman.tools import compile_tool
+from towerman.tools import compile_tool, is_coroutine_function
 from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
 from towerman.work import Context, Core, RunState, Work, pool_key
 
@@ -65,8 +65,8 @@ class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
 
     Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last result
-            says it too, so that it reaches the model with the messages.
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last
+            result says it too, so that it reaches the model with the messages.
     """
 
     __slots__ = ("_batch", "_results", "_work", "notice")
@@ -267,10 +267,13 @@ class Run:
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
+            PolicyError: `on_result` is no plain function; nothing was run.
             asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
                 tower's `grace`; its results are in `last_batch`.
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
+        if on_result is not None:
+            _check_hook(on_result)
         batch = calls if isinstance(calls, Batch) else self._decode(calls, format)
         shell = self._tower._shells.here()
         work: Work | None = None
@@ -776,6 +779,11 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _check_hook(hook: object) -> None:
+    if not callable(hook) or is_coroutine_function(hook):
+        raise PolicyError(f"on_result: a plain function that takes a Result; got {type(hook).__name__}")
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:

@@ -229,6 +229,7 @@ class Work:
         ended: by index, when an orphan's work ended.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
+        given_up: a call was cancelled that may still stand in the gate.
         waiters: the runner's futures, woken when all is sealed.
     """
 
@@ -239,6 +240,7 @@ class Work:
         "context",
         "ended",
         "error",
+        "given_up",
         "jobs",
         "keywords",
         "left",
@@ -283,6 +285,7 @@ class Work:
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
+        self.given_up = False
         self.waiters: list[Callable[[], None]] = []
 
 
