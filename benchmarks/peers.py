@@ -4,7 +4,7 @@ The model is a script without a network: its first turn asks for all calls, its 
 timed is what the framework itself does around the calls. The tool is the same coroutine function that the others run.
 
 Frameworks ask for conflicting versions of what they share, so each that is not installed here can be given an
-environment of its own under `.cache/`, where it runs beside the references and ours: `python -m benchmarks` does so,
+environment of its own under `.venv/peers/`, where it runs beside the references and ours: `python -m benchmarks` does so,
 unless told `--no-peers`.
 
 Not here: references, limiters and ours (systems).
@@ -319,7 +319,7 @@ async def compare(key: str, rounds: int, *, quick: bool) -> dict[str, Any]:
 
 def _environment(key: str, seconds: float) -> Path | None:
     """The interpreter of the framework's own environment, made if need be; None with a note when it cannot be had."""
-    place = ROOT / ".cache" / "bench-peers" / f"{key}-{sys.version_info.major}.{sys.version_info.minor}"
+    place = ROOT / ".venv" / "peers" / f"{key}-{sys.version_info.major}.{sys.version_info.minor}"
     python, stamp = place / "bin" / "python", place / ".ready"
     wanted = [FRAMEWORKS[key].requirement, *_requirements()]
     if python.exists() and stamp.is_file() and stamp.read_text(encoding="utf-8") == "\n".join(wanted):
@@ -361,7 +361,7 @@ def elsewhere(settings: Settings, *, install_seconds: float = 120.0) -> list[Row
         if python is None:
             continue
         note(f"F3, F7: {key} in its own environment")
-        command = [python, "-m", "benchmarks.peers", key, str(min(9, settings.rounds))]
+        command = [str(python), "-m", "benchmarks.peers", key, str(min(9, settings.rounds))]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(Path(towerman.__file__).parent.parent), str(ROOT))),

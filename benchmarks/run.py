@@ -14,9 +14,10 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,7 +26,7 @@ from benchmarks import calls, imports, offload, peers, report, waiting
 from benchmarks.report import Row
 from benchmarks.settings import QUICK, Settings
 
-Goal = Callable[[Settings], Awaitable[list[Row]]]
+Goal = Callable[[Settings], Coroutine[Any, Any, list[Row]]]
 
 GOALS: dict[str, Goal] = {
     "F1": calls.f1_queueing,

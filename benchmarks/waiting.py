@@ -161,10 +161,14 @@ class _Semaphores:
 
 async def f5_cancel(settings: Settings) -> list[Row]:
     """Cancel one of many who wait. The collector is off meanwhile."""
-    kinds = {"the gate": _Gates, "run.cancel": _Runs, "asyncio.Semaphore": _Semaphores}
+    kinds: dict[str, type[_Gates] | type[_Runs] | type[_Semaphores]] = {
+        "the gate": _Gates,
+        "run.cancel": _Runs,
+        "asyncio.Semaphore": _Semaphores,
+    }
     cases = [(name, n) for n in settings.waiters for name in kinds]
     samples: Samples = {f"{name} {n}": [] for name, n in cases}
-    kept = {}
+    kept: dict[tuple[str, int], _Gates | _Runs | _Semaphores] = {}
     try:
         for round_ in range(settings.rounds):
             for place in rotated([str(one) for one in range(len(cases))], round_):

@@ -385,7 +385,7 @@ class World:
     def _granted(self, call: int, entry: Entry[int], waited_before: bool, decided: list[Entry[int]]) -> None:
         one, flow = self.calls[call], entry.flow
         assert self.now < flow.limit, f"call {call} started after its run's deadline"
-        for other in self.behind if not waited_before else ():
+        for other in self.behind if self.fresh and not waited_before else ():
             alike = self.wants[other] is self.wants[call] and self.calls[other].urgent == one.urgent
             assert other > call or not alike, f"call {call} came and went before call {other}"
         if waited_before and self.stood.get(call) != self.now:
@@ -472,7 +472,12 @@ class World:
             assert other is not None
             if other[1] < rank[1] if rank[1] != NEVER else other[0] <= rank[0]:
                 better.append(one)
-        return bool(better) and not self._free(self.wants[call], [*holders, *better])
+        rivals = [call, *better]  # each of them must still have room when it comes last
+        return bool(better) and any(
+            not self._free(self.wants[one], [*holders, *(other for other in rivals if other != one)], only=key)
+            for one in rivals
+            for key in self.touches[call] & self.touches[one]
+        )
 
     def _check_claims(self, claimed: Mapping[int, Key], started: dict[int, One], before: dict[int, Key]) -> None:
         """What was claimed all the while went to nobody of a lower rank."""

@@ -856,12 +856,13 @@ class Gate(Generic[OwnerT]):
         if not before:
             return None
         for pool, units in wants.pools:
-            total = units
+            total, priority = pool.held + units, wants.priority
             for other in before:
                 for that, more in other.pools:
                     if that is pool:
                         total += more
-            if not pool.fits(total, wants.priority):
+                        priority = min(priority, other.priority)
+            if total > pool.room(priority):
                 return pool
         for key, mode in wants.holds:
             if any(key == that and not COMPATIBLE[mode][other] for one in before for that, other in one.holds):

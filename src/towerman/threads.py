@@ -204,6 +204,9 @@ class Workers(Generic[JobT]):
 
 ItemT = TypeVar("ItemT")
 
+GATHER_SECONDS: Final = 0.002
+"""How long the courier lets items gather."""
+
 
 class Courier(Generic[ItemT]):
     """Delivers items in order to receivers on a daemon thread of its own; a full queue drops and counts.
@@ -214,7 +217,19 @@ class Courier(Generic[ItemT]):
         most: items that may wait; further ones are dropped and counted.
     """
 
-    __slots__ = ("_dropped", "_failed", "_lock", "_most", "_name", "_queue", "_receivers", "_sent", "_taken", "_thread")
+    __slots__ = (
+        "_dropped",
+        "_failed",
+        "_hurry",
+        "_lock",
+        "_most",
+        "_name",
+        "_queue",
+        "_receivers",
+        "_sent",
+        "_taken",
+        "_thread",
+    )
 
     def __init__(
         self, receivers: tuple[Callable[[ItemT], None], ...], *, name: str = "towerman-observers", most: int = 100_000
@@ -223,6 +238,7 @@ class Courier(Generic[ItemT]):
         self._name = name
         self._most = most
         self._lock = threading.Lock()
+        self._hurry = threading.Event()
         self._queue: SimpleQueue[ItemT | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._sent = 0
@@ -264,6 +280,10 @@ class Courier(Generic[ItemT]):
 
     def _work(self) -> None:
         while True:
+            if self._queue.empty():
+                # What comes within a moment is delivered in one go: waking this thread costs a sender more than sending.
+                self._hurry.wait(GATHER_SECONDS)
+                self._hurry.clear()
             item = self._queue.get()
             if item is None:
                 # A sender looks for a thread after it has queued; this one looks at the queue after it has gone.
@@ -284,6 +304,7 @@ class Courier(Generic[ItemT]):
         """Let the thread end once it has delivered what was sent before; a later item is delivered all the same."""
         if self._thread is not None:
             self._queue.put(None)
+            self._hurry.set()
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""
@@ -291,6 +312,7 @@ class Courier(Generic[ItemT]):
             return True
         mark = threading.Event()
         self._queue.put(mark)
+        self._hurry.set()
         if self._thread is None:
             self._start()
         return mark.wait(timeout)
