@@ -4,8 +4,8 @@ The model is a script without a network: its first turn asks for all calls, its 
 timed is what the framework itself does around the calls. The tool is the same coroutine function that the others run.
 
 Frameworks ask for conflicting versions of what they share, so each that is not installed here can be given an
-environment of its own under `.venv/peers/`, where it runs beside the references and ours: `python -m benchmarks` does so,
-unless told `--no-peers`.
+environment of its own under `.venv/peers/`, where it runs beside the references and ours: `python -m benchmarks` does
+so, unless told `--no-peers`.
 
 Not here: references, limiters and ours (systems).
 """

@@ -132,13 +132,13 @@ def add_blocker(tower: Tower, **options: Any) -> None:
 
 def add_handler(tower: Tower, handler: Handler, keys: Keys, *, own_task: bool = True, name: str = "look") -> None:
     """Declare the tool, and for `nested+subtree` another one that reads everything below a key."""
-    access: dict[str, Any] = {
+    declared: dict[Keys, dict[str, Any]] = {
         "none": {"independent": True},
         "flat": {"reads": "row:{i}"},
         "nested": {"reads": "desk/rows/{i}"},
         "nested+subtree": {"reads": "desk/rows/{i}"},
-    }[keys]
-    tower.add_tool(handler, name=name, own_task=own_task, **access)
+    }
+    tower.add_tool(handler, name=name, own_task=own_task, **declared[keys])
     if keys == "nested+subtree":
 
         async def survey(area: str) -> str:

@@ -378,7 +378,8 @@ class World:
             if entry.status == REJECTED:
                 self._forget(entry.owner)
         for call in [call for call, entry in self.entries.items() if entry.status == DONE]:
-            del self.entries[call]  # a more urgent one of its run took its place
+            del self.entries[call]  # a more urgent one of its run took its place, and what its place was passed
+            self.gate.passed.pop(call, None)
             self.behind.add(call)
         return started
 

@@ -45,6 +45,9 @@ PATIENCE = 30.0
 TURNS = 300_000
 """Turns of the loop at one instant after which it is going round in circles."""
 
+JUMPS = 300_000
+"""Jumps of time after which nothing will ever come to an end."""
+
 
 WRECKS: list[object] = []
 """Loops that failed, with their tasks."""
@@ -110,6 +113,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.before_jump: list[Callable[[], None]] = []
         self.on_tick: Callable[[int], None] | None = None
         self._turns_here = 0
+        self._jumps = 0
         self._latches: set[Latch] = set()
         selector = _Selector()
         selector.loop = self
@@ -158,6 +162,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """To the next timer."""
         self.turns += 1
         self._turns_here = 0
+        self._jumps += 1
+        if self._jumps > JUMPS:
+            raise Deadlock(f"after {JUMPS} jumps it is {self.clock.value}, and there is always another timer")
         instants = [timer.when() for timer in self.timers()]
         if not instants:
             raise Deadlock("nothing can go on, and no timer is left:\n" + self.who_waits())
@@ -455,8 +462,11 @@ class Stage:
 
     async def settled(self, tower: Tower) -> None:
         """Wait until no work of this tower goes on after its result."""
-        while tower.statistics().orphans:
+        for _ in range(10_000):
+            if not tower.statistics().orphans:
+                return
             await asyncio.sleep(0.1)
+        raise AssertionError(f"{tower.statistics().orphans} orphans do not end")
 
 
 def on_stage() -> Iterator[Stage]:

@@ -2691,7 +2691,7 @@ def test_latches_do_not_hang(stage: Stage) -> None:
     stage.run(main())
 
 
-@pytest.mark.parametrize("room", ["resolve_needs", "Plan", "near_names"])
+@pytest.mark.parametrize("room", ["Plan", "near_names"])
 def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str) -> None:
     """G1: something of Towerman's own breaks while a batch is prepared: every call has a result, then the fault is
     raised.

@@ -239,7 +239,7 @@ class World:
     def _async_handler(self, spec: Spec) -> Callable[..., Any]:
         async def handler(n: int, a: str, b: str) -> str:
             job = self.jobs[n]
-            self.enter(job, spec, a, b)
+            self.enter(job, spec)
             try:
                 match job.script:
                     case "ok" | "now":
@@ -288,8 +288,7 @@ class World:
     def _sync_handler(self, spec: Spec) -> Callable[..., Any]:
         def handler(n: int, a: str, b: str) -> str:
             job = self.jobs[n]
-            with self.stage._lock:
-                self.enter(job, spec, a, b)
+            self.enter(job, spec)
             try:
                 if job.script not in ("now", "break"):
                     self.stage.rest(self.loop, job.seconds)
@@ -298,15 +297,18 @@ class World:
                 job.returned = True
                 return f"value of {n}"
             finally:
-                with self.stage._lock:
-                    self.leave(job)
+                self.leave(job)
 
         return handler
 
     # ---------------------------------------------------------------- looking, from inside the handlers
 
-    def enter(self, job: Job, spec: Spec, a: str, b: str) -> None:
-        """The handler's first line."""
+    def enter(self, job: Job, spec: Spec) -> None:
+        """The handler's first line, on the loop or on a thread."""
+        with self.stage._lock:
+            self._enter(job, spec)
+
+    def _enter(self, job: Job, spec: Spec) -> None:
         told = f"seed {self.seed}: call {job.number} ({spec}) at {self.stage.clock.value}"
         self.must(job.entered is None, f"{told} starts twice")
         self.must(job.spec is spec, f"{told} is run by the wrong handler")
@@ -328,9 +330,10 @@ class World:
 
     def leave(self, job: Job) -> None:
         """The handler's last line."""
-        job.left = self.stage.clock.value
-        self.stage.tell(f"- call {job.number}")
-        del self.working[job]
+        with self.stage._lock:
+            job.left = self.stage.clock.value
+            self.stage.tell(f"- call {job.number}")
+            del self.working[job]
 
     def must(self, holds: bool, told: str) -> None:
         """Inside a handler: what does not hold is kept, since a handler's exception is only its call's result."""
@@ -640,7 +643,9 @@ def live(seed: int) -> World:
         left = [name for name in world.tower.statistics().pools if "run" in name]
         assert not left, f"seed {seed}: pools of closed runs are kept: {left}"
     except BaseException as failure:
-        failure.add_note(f"seed {seed}; the story:\n" + "\n".join(stage.story[-200:]))
+        failure.add_note(
+            f"seed {seed}; seen in handlers: {world.failures}; the story:\n" + "\n".join(stage.story[-200:])
+        )
         raise
     finally:
         world.tower._core.workers.close()

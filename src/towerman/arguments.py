@@ -836,9 +836,9 @@ def _guarded(annotation: object) -> object:
 
 
 class _Validator(Protocol):
-    def validate_python(self, value: object, /) -> object: ...  # pragma: no cover - a protocol has no body
+    def validate_python(self, value: object, /) -> dict[str, object]: ...  # pragma: no cover - a protocol has no body
 
-    def validate_json(self, text: str, /) -> object: ...  # pragma: no cover - a protocol has no body
+    def validate_json(self, text: str, /) -> dict[str, object]: ...  # pragma: no cover - a protocol has no body
 
 
 class _SignatureChecker:
@@ -890,7 +890,7 @@ class _SignatureChecker:
         # Where there is no bool at all, the usual call is spared the look at every number.
         validator = self._guard() if bools else self._plain
         try:
-            return cast(dict[str, object], validator.validate_python(values))
+            return validator.validate_python(values)
         except Exception as error:  # a validator of the handler's author may raise anything
             problem = error
         try:
@@ -899,7 +899,7 @@ class _SignatureChecker:
             text = ""
         if text:
             try:
-                return cast(dict[str, object], validator.validate_json(text))
+                return validator.validate_json(text)
             except Exception as error:
                 problem = error
         told = self._explain(problem, values)

@@ -648,22 +648,25 @@ class Gate(Generic[OwnerT]):
         line = heir.line
         backlog = line.backlog
         if (
-            self._parked == 1
+            len(line.parked) == 1
             and heir.clock == NEVER
             and not heir.queued
             and backlog
             and backlog[0][0].pools is wants.pools
         ):
-            # One run alone, the usual case. The same as below, less what would be undone and done again.
+            # The usual case: its next sibling takes its place. The same as below, less what would be done again.
             one = backlog.popleft()
+            if self._parked == flow.parked_total:
+                heir.status = GRANTED
+                flow.running[heir] = None
+                self._decided.append(heir)
+                if rank[2] > self._served:
+                    self._served = rank[2]
+            else:
+                self._grant(heir, *rank[:4])
             number = self._number = self._number + 1
             heir.passes = -bay.passes
             self._replace(heir, one, (rank[0], NEVER, self._tag(flow, one[0]), number, heir), now)
-            heir.status = GRANTED
-            flow.running[heir] = None
-            self._decided.append(heir)
-            if rank[2] > self._served:
-                self._served = rank[2]
             return True
         self._leave(heir)
         self._grant(heir, *rank[:4])

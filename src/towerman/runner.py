@@ -48,7 +48,7 @@ from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Kind
 from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Want, Work
 
-SLICE: Final = 0.001
+SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""
 
 _log: Final = logging.getLogger("towerman")
@@ -159,7 +159,9 @@ class Shell:
             return
         size = len(calls)
         try:
-            needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+            needs = None
+            if any(call.needs for call in calls):
+                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
             for index in range(size):
                 self._refuse(work, index, refused.code, refused.message)
@@ -183,7 +185,7 @@ class Shell:
                 # The notice has no place of its own in a conversation: the last one refused carries it.
                 short = f"Not run: at most {most} calls are run for one response."
                 self._refuse(work, index, "call_cap", work.notice or short if index == size - 1 else short)
-            if not index & 31 and core.now() > turn:
+            if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + SLICE
                 if work.closing is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
@@ -86,6 +86,9 @@ class BatchResult(Sequence[Result]):
 
     def __len__(self) -> int:
         return len(self._results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
 
     @property
     def ok(self) -> bool:

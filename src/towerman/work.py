@@ -34,6 +34,9 @@ DepsT = TypeVar("DepsT")
 NOT_STARTED: Final = -1.0
 """A job's start before its first line is reached."""
 
+NO_PLAN: Final = Plan(0)
+"""The plan of a batch that is not prepared."""
+
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
 
@@ -278,7 +281,7 @@ class Work:
         self.keywords: list[dict[str, object] | None] = [None] * size
         self.wants: list[Want | None] = [None] * size
         self.jobs: dict[int, Job] = {}
-        self.plan = Plan(0)
+        self.plan = NO_PLAN
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
