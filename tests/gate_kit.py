@@ -1,23 +1,32 @@
 """Shared by the tests of gate and ledger: small worlds, a naive model that watches them, and an explorer.
 
-A `World` is one gate and some calls, each of which may be offered, finished, orphaned, cancelled or withdrawn. After each
-event it compares the gate with what a naive model says, counted from the outside: who holds what is added up from those that
-were granted and have not finished; who was passed how often is counted grant by grant; when a wait may be over is read off
-the instants at which the call's own run held what it waits for. The model is slow and plain, and shares no code with the gate.
+A `World` is one gate and some calls, each of which may be offered, finished, orphaned, cancelled or withdrawn. After
+each
+event it compares the gate with what a naive model says, counted from the outside: who holds what is added up from
+those that
+were granted and have not finished; who was passed how often is counted grant by grant; when a wait may be over is read
+off
+the instants at which the call's own run held what it waits for. The model is slow and plain, and shares no code with
+the gate.
 
 `explore` goes through every order of the events of a case, and remembers the states that it has seen.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import FrameType
+from typing import TypeVar
 
 from towerman.calls import COMPATIBLE, IS, IX, Hold, S, X
 from towerman.gate import DONE, GRANTED, NEVER, PARKED, REJECTED, Entry, Flow, Gate, Lot
 from towerman.ledger import Ledger, Pool, State, Wants
+
+OwnerT = TypeVar("OwnerT")
 
 MODES = {"IS": IS, "IX": IX, "S": S, "X": X}
 OWN = "own"
@@ -93,9 +102,9 @@ def holds_of(text: str) -> tuple[Hold, ...]:
     return tuple((key, MODES[mode]) for key, mode in (word.split(":") for word in text.split()))
 
 
-def make_ledger(pools: str, flows: int = 0, window: int = 1) -> Ledger[Lot[int]]:
+def make_ledger(pools: str, flows: int = 0, window: int = 1) -> Ledger[Lot[OwnerT]]:
     """A ledger with the pools of a case, and one pool for each flow."""
-    ledger: Ledger[Lot[int]] = Ledger()
+    ledger: Ledger[Lot[OwnerT]] = Ledger()
     for word in pools.split():
         plain, _, reserve = word.partition("/")
         for name, limit in permits_of(plain):
@@ -105,7 +114,7 @@ def make_ledger(pools: str, flows: int = 0, window: int = 1) -> Ledger[Lot[int]]
     return ledger
 
 
-def wants_of(ledger: Ledger[Lot[int]], one: One, *, root: bool = False) -> Wants[Lot[int]]:
+def wants_of(ledger: Ledger[Lot[OwnerT]], one: One, *, root: bool = False) -> Wants[Lot[OwnerT]]:
     """What a call wants of this ledger; with `root`, intentions on the node "root" above all keys, too."""
     holds = holds_of(one.holds)
     if root and holds and all(key != "root" for key, _ in holds):
@@ -125,7 +134,7 @@ def wants_of(ledger: Ledger[Lot[int]], one: One, *, root: bool = False) -> Wants
     )
 
 
-def check_empty(gate: Gate[int]) -> None:
+def check_empty(gate: Gate[OwnerT]) -> None:
     """All is free, nothing is remembered, and the whole capacity can be taken again."""
     gate.validate()
     ledger = gate.ledger
@@ -137,7 +146,7 @@ def check_empty(gate: Gate[int]) -> None:
     statistics = gate.statistics()
     assert not any(statistics[name] for name in ("running", "parked", "behind", "orphans", "claimants")), statistics
     for key, pool in ledger.pools.items():
-        whole: Wants[Lot[int]] = ledger.look_up(Wants(-1, "all", ((key, pool.limit),), priority=1))
+        whole: Wants[Lot[OwnerT]] = ledger.look_up(Wants(-1, "all", ((key, pool.limit),), priority=1))
         assert ledger.claim(whole) is None, f"{pool} cannot be taken whole"
         ledger.give(whole)
     ledger.validate()
@@ -169,7 +178,9 @@ class TellingGate(Gate[int]):
 
     def _move(self, entry: Entry[int], blocker: State[Lot[int]], now: float) -> None:
         """One that is tried in vain is passed, unless its own siblings are in the way."""
-        self.passed[entry.owner] += not any(blocker.key in dict(one.wants.permits + one.wants.holds) for one in entry.flow.running)
+        self.passed[entry.owner] += not any(
+            blocker.key in dict(one.wants.permits + one.wants.holds) for one in entry.flow.running
+        )
         super()._move(entry, blocker, now)
 
 
@@ -635,3 +646,109 @@ def explore(
 
     visit(make(case, kind))
     return len(seen)
+
+
+class Desk:
+    """A gate to be driven by hand: owners are names, what happened is written down.
+
+    Attributes:
+        now: the instant at which events happen.
+        started: the owners in the order in which they were granted.
+        refused: owner -> code of those that were rejected.
+    """
+
+    def __init__(self, pools: str = "", *, passes: int = 16) -> None:
+        self.ledger: Ledger[Lot[str]] = make_ledger(pools)
+        self.gate: Gate[str] = Gate(self.ledger, passes=passes)
+        self.now = 0.0
+        self.flows: dict[int, Flow[str]] = {}
+        self.granted: dict[str, Entry[str]] = {}
+        self.started: list[str] = []
+        self.refused: dict[str, str] = {}
+        self._wants: dict[One, Wants[Lot[str]]] = {}
+
+    def flow(self, number: int, window: int = 8, limit: float = NEVER) -> Flow[str]:
+        """The run of that number, opened when it is new, with a pool of its own."""
+        if number not in self.flows:
+            self.ledger.add_pool(Pool(f"{OWN}:{number}", "run", window, scope="run"))
+            self.flows[number] = self.gate.open_flow(number, window, limit)
+        return self.flows[number]
+
+    def wants(self, one: One) -> Wants[Lot[str]]:
+        if one not in self._wants:
+            self._wants[one] = wants_of(self.ledger, one)
+        return self._wants[one]
+
+    def offer(self, names: str, one: One) -> list[str]:
+        """Calls by these names, in one step; returns who started."""
+        flow, wants = self.flow(one.flow), self.wants(one)
+        return self.took(self.gate.offer(flow, [(wants, name, self.now) for name in names.split()], self.now))
+
+    def finish(self, name: str, *ready: tuple[str, One]) -> list[str]:
+        """Its work ends; `ready` are calls of its run, most urgent first, that are ready because of it."""
+        entry = self.granted[name]
+        offers = [(self.wants(one), other, self.now) for other, one in ready]
+        order = {other: place for place, (other, _) in enumerate(ready)}
+        if not ready:
+            return self.took(self.gate.finish(entry, self.now))
+        return self.took(self.gate.finish(entry, self.now, offers, lambda owner: (order.get(owner, 99), 0, 0)))
+
+    def orphan(self, name: str) -> list[str]:
+        return self.took(self.gate.orphan(self.granted[name], self.now))
+
+    def cancel(self, name: str) -> list[str]:
+        return self.took(self.gate.cancel(self.parked()[name], self.now))
+
+    def tick(self, now: float | None = None) -> list[str]:
+        """The clock goes to that instant, or to the next one at which something is due."""
+        self.now = self.gate.wake_at if now is None else now
+        return self.took(self.gate.tick(self.now))
+
+    def took(self, decided: list[Entry[str]]) -> list[str]:
+        self.gate.validate()
+        started = [entry.owner for entry in decided if entry.status == GRANTED]
+        self.granted.update({entry.owner: entry for entry in decided if entry.status == GRANTED})
+        self.started += started
+        self.refused.update({entry.owner: entry.rejection.code for entry in decided if entry.status == REJECTED})
+        return started
+
+    def parked(self) -> dict[str, Entry[str]]:
+        """Those who wait as entries, by name."""
+        return {entry.owner: entry for flow in self.flows.values() for entry in self.gate.parked_of(flow)}
+
+    def behind(self) -> list[str]:
+        """Those who wait behind siblings."""
+        lines = [line for flow in self.flows.values() for line in flow.lines.values()]
+        return [one[1] for line in lines for one in line.backlog or ()]
+
+    def held(self, pool: str) -> int:
+        return self.ledger.pools[pool].held
+
+    def check_empty(self) -> None:
+        """End all that runs, then look that the whole capacity is there again and nothing is remembered."""
+        while any(entry.status == GRANTED for entry in self.granted.values()):
+            for name in [name for name, entry in self.granted.items() if entry.status == GRANTED]:
+                self.finish(name)
+        check_empty(self.gate)
+        for flow in self.flows.values():
+            self.gate.close_flow(flow)
+        self.gate.validate()
+
+
+def steps_of(action: Callable[[], object]) -> int:
+    """How many instructions of the interpreter an action takes: a measure that does not depend on the machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object]:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count

@@ -164,10 +164,12 @@ def tell(states: dict[str, int]) -> None:
 
 
 def test_g3_g6_every_order_of_small_cases() -> None:
-    """G2, G3, G6, S5, R-46, R-47, R-50, R-59, R-83: no order of events breaks a limit, loses a permit or forgets a waiter.
+    """G2, G3, G6, S5, R-46, R-47, R-50, R-59, R-83: no order of events breaks a limit, loses a permit or a waiter.
 
-    Every interleaving of offer, finish, time-out (orphan, finish later), cancel, withdraw and tick; after each event the
-    gate's own invariants and a naive model, at each end the whole capacity can be taken again. Prints the number of states.
+    Every interleaving of offer, finish, time-out (orphan, finish later), cancel, withdraw and tick; after each event
+    the
+    gate's own invariants and a naive model, at each end the whole capacity can be taken again. Prints the number of
+    states.
     """
     states = {case.name: explore(case) for case in CASES}
     tell(states)

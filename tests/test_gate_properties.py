@@ -69,7 +69,7 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), times=st.integers(1, 4))
     def offer(self, data: st.DataObject, times: int) -> None:
         one = data.draw(ones(self.pools, root=self.world.root))
-        call = [self._add(one) for _ in range(times)][0]
+        call = next(self._add(one) for _ in range(times))
         self.world.apply(("all" if times > 1 else "offer", call))
 
     @rule(data=st.data())
@@ -130,8 +130,10 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.__doc__ = """G2, G3, G6, G7, S2, S5, R-46 to R-50, R-53, R-58 to R-60, R-77 to R-79, R-82, R-83, R-88: one decision per entry, held
-<= limit at every instant, free + held = total, nothing both held and waiting, nobody waits for what could be had, nobody
+TestHistory.__doc__ = """G2, G3, G6, G7, S2, S5, R-46 to R-50, R-53, R-58 to R-60, R-77 to R-79, R-82, R-83, R-88: one
+decision per entry, held
+<= limit at every instant, free + held = total, nothing both held and waiting, nobody waits for what could be had,
+nobody
 is passed more often than allowed, no wait ends early or late, and after draining all is free and forgotten."""
 if not LONG:
     TestHistory.settings = settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck))
@@ -177,7 +179,15 @@ def long_run(seed: int, events: int, every: int) -> Counter[str]:
             one = rng.choice(menu)
             choice = [world.add(one) for _ in range(1 if word == "offer" else rng.randint(2, 8))][:1]
             if rng.random() < 0.2:
-                world.add(replace(rng.choice(menu), flow=one.flow, priority=one.priority, after=choice[0], urgent=rng.randint(-1, 1)))
+                world.add(
+                    replace(
+                        rng.choice(menu),
+                        flow=one.flow,
+                        priority=one.priority,
+                        after=choice[0],
+                        urgent=rng.randint(-1, 1),
+                    )
+                )
         elif word == "finish":
             choice = world.running()
         elif word == "orphan":
@@ -258,7 +268,7 @@ class Stream:
 @given(limit=st.integers(1, 5), window=st.integers(1, 10), data=st.data())
 @settings(max_examples=200 if LONG else 40)
 def test_s5_two_runs_with_endless_equal_work_get_equal_shares(limit: int, window: int, data: st.DataObject) -> None:
-    """S5, R-53: once both are there, neither is ever more than a turn ahead, whoever came first and whichever call ends.
+    """S5, R-53: once both are there, neither is more than a turn ahead, whoever came first and whichever call ends.
 
     A turn is the call that is served and the one that is next: at any moment the two differ by two calls at most, which
     is the bound of start-time fair queueing.
@@ -276,7 +286,9 @@ def test_s5_two_runs_with_endless_equal_work_get_equal_shares(limit: int, window
 
 @pytest.mark.parametrize("window", [1, 2, 3, 8])
 def test_s5_one_permit_and_two_runs(window: int) -> None:
-    """S5: with one permit, and the call that ran when the second run came counted, they are never more than one apart."""
+    """S5: with one permit, and the call that ran when the second run came counted, they are never more than one
+    apart.
+    """
     stream = Stream("P1", 2, window=window)
     stream.offer(0, "P", 300)
     stream.offer(1, "P", 300)
@@ -288,7 +300,9 @@ def test_s5_one_permit_and_two_runs(window: int) -> None:
 @given(weights=st.lists(st.integers(1, 4), min_size=3, max_size=3), limit=st.integers(1, 3), window=st.integers(1, 8))
 @settings(max_examples=100 if LONG else 30)
 def test_s5_runs_share_by_weight(weights: list[int], limit: int, window: int) -> None:
-    """S5: calls that weigh more of the process cost their run more: three runs that wait for one pool get the same weight."""
+    """S5: calls that weigh more of the process cost their run more: three runs that wait for one pool get the same
+    weight.
+    """
     stream = Stream(f"A1000 P{limit}", 3, window=window)
     for flow in range(3):
         stream.offer(flow, f"A{weights[flow]} P", 600)
@@ -301,7 +315,9 @@ def test_s5_runs_share_by_weight(weights: list[int], limit: int, window: int) ->
 
 @pytest.mark.parametrize("limit", [3, 4, 8])
 def test_s5_wide_calls_get_on_beside_narrow_ones(limit: int) -> None:
-    """S5, S6: where a permit at a time becomes free, narrow calls fit and wide ones do not: those get on by promotion."""
+    """S5, S6: where a permit at a time becomes free, narrow calls fit and wide ones do not: those get on by
+    promotion.
+    """
     stream = Stream(f"P{limit}", 3)
     for flow in range(3):
         stream.offer(flow, f"P{flow + 1}", 600)
@@ -326,7 +342,7 @@ def test_s5_many_runs_take_turns(flows: int, limit: int, rounds: int) -> None:
 @given(waiting=st.integers(1, 30), calls=st.integers(1, 8))
 @settings(max_examples=100 if LONG else 30)
 def test_g6_an_old_run_is_not_starved_by_a_stream_of_new_ones(waiting: int, calls: int) -> None:
-    """G6, R-53: each call of an old run starts after one turn of those who wait, however many new runs keep coming.
+    """G6, R-53: each call of an old run starts after two turns of those who wait, however many new runs keep coming.
 
     New runs all begin with the same start tag: what is being served must move on by itself.
     """
@@ -334,14 +350,14 @@ def test_g6_an_old_run_is_not_starved_by_a_stream_of_new_ones(waiting: int, call
     stream.offer(0, "P")
     stream.offer(1, "P", calls)
     new = 1
-    for turn in range((waiting + 2) * (calls + 2) + 16):
+    for turn in range(2 * (waiting + 2) * (calls + 2) + 16):
         while len(stream.flows) - 2 - stream.starts.count(-1) < waiting:
             new += 1
             stream.open(new)
             stream.offer(new, "P", owner=-1)
         stream.finish()
         if stream.starts.count(1) == calls:
-            assert turn <= (waiting + 1) * calls + 16
+            assert turn <= 2 * (waiting + 2) * calls + 16
             return
     raise AssertionError(f"{stream.starts.count(1)} of {calls} calls started")
 
@@ -349,7 +365,9 @@ def test_g6_an_old_run_is_not_starved_by_a_stream_of_new_ones(waiting: int, call
 @given(share=st.integers(1, 4), classes=st.integers(1, 3), passes=st.integers(1, 16))
 @settings(max_examples=100 if LONG else 30)
 def test_g6_a_lower_class_gets_on_by_ageing(share: int, classes: int, passes: int) -> None:
-    """G6, S5: passed often enough, a call of a lower class is promoted and then raised, class by class, until it starts."""
+    """G6, S5: passed often enough, a call of a lower class is promoted and then raised, class by class, until it
+    starts.
+    """
     stream = Stream(f"P{share}", 2, passes=passes)
     stream.offer(0, "P", 2_000, priority=classes)
     stream.offer(1, "P")
@@ -403,7 +421,9 @@ def test_g6_a_wide_call_is_bypassed_a_bounded_number_of_times(passes: int, orpha
 
 
 def test_s5_no_claim_for_what_an_orphan_bars() -> None:
-    """S5: with too little left beside orphans, a wide call is promoted but holds nobody back; it claims when they end."""
+    """S5: with too little left beside orphans, a wide call is promoted but holds nobody back; it claims when they
+    end.
+    """
     stream = Stream("P8", 3, passes=1)
     stream.offer(0, "P", 5)
     orphans, stream.running = stream.running, []
@@ -463,7 +483,9 @@ def starvation(load: float, seed: int, *, passes: int, calls: int = 4_000) -> tu
     return waits, wide_waits
 
 
-@pytest.mark.parametrize(("load", "small_mean", "wide_mean", "wide_most"), [(0.6, 1.0, 9.0, 30.0), (0.8, 8.0, 20.0, 90.0)])
+@pytest.mark.parametrize(
+    ("load", "small_mean", "wide_mean", "wide_most"), [(0.6, 0.8, 7.0, 15.0), (0.8, 4.0, 9.0, 30.0)]
+)
 def test_g6_whole_pool_calls_are_served_beside_a_stream_of_small_ones(
     load: float, small_mean: float, wide_mean: float, wide_most: float
 ) -> None:
@@ -478,8 +500,10 @@ def test_g6_whole_pool_calls_are_served_beside_a_stream_of_small_ones(
         wide += few
     never = [wait for seed in range(4) for wait in starvation(load, seed, passes=10**9)[1]]
     print(
-        f"load {load}: small {sum(waits) / len(waits):.2f} mean, {sorted(waits)[len(waits) * 99 // 100]:.1f} p99; whole pool"
-        f" {sum(wide) / len(wide):.1f} mean, {max(wide):.1f} most; never promoted {sum(never) / len(never):.1f}, {max(never):.1f}"
+        f"load {load}: small {sum(waits) / len(waits):.2f} mean, {sorted(waits)[len(waits) * 99 // 100]:.1f} p99; "
+        "whole pool"
+        f" {sum(wide) / len(wide):.1f} mean, {max(wide):.1f} most; never promoted {sum(never) / len(never):.1f}, "
+        f"{max(never):.1f}"
     )
     assert sum(waits) / len(waits) < small_mean
     assert sum(wide) / len(wide) < wide_mean

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kit import Stage, VirtualLoop, on_stage
 
-from towerman import BatchResult, Call, Context, Event, PolicyError, Pool, Result, Tower
+from towerman import BatchResult, Call, Context, Event, InputError, PolicyError, Pool, Result, Tower
 
 stage = pytest.fixture(on_stage)
 
@@ -313,6 +313,48 @@ def test_calls_come_in_many_shapes(stage: Stage) -> None:
     ):
         done = run_batch(stage, tower, calls)
         assert [(result.call_id, result.value) for result in done] == [("c", 1)], calls
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (Call("echo", {"x": 1}, ["a"]), r"\[0\].id: text is wanted"),  # type: ignore[arg-type]
+        (Call("echo", {"x": 1}, "a", 5), r"\[0\].needs: a list of ids is wanted"),  # type: ignore[arg-type]
+        (Call("echo", {"x": 1}, "a", [None]), r"\[0\].needs\[0\]: the id of a call is wanted"),  # type: ignore[list-item]
+        (Call("echo", {"x": 1}, idempotency_key=["k"]), r"\[0\].idempotency_key"),  # type: ignore[arg-type]
+    ],
+)
+def test_calls_with_fields_of_a_wrong_type_are_told(stage: Stage, call: Call, told: str) -> None:
+    """DESIGN style 7: a Call of our own making is checked like any other input: the message names the place."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def echo(x: int) -> int:
+        return x
+
+    with pytest.raises(InputError, match=told):
+        run_batch(stage, tower, [call])
+
+
+def test_calls_with_odd_fields_still_get_their_results(stage: Stage) -> None:
+    """G1: no id, no arguments, arguments or a name that are no text: one result each, in every form."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def echo(x: int = 1) -> int:
+        return x
+
+    odd: Any = [
+        Call("echo", {"x": 1}, None),
+        Call("echo", None, "a"),
+        Call(["echo"], {}, "b"),
+        Call("echo", b"{}", "c"),
+    ]  # type: ignore[arg-type]
+    done = run_batch(stage, tower, odd)
+    assert [result.code for result in done] == [None, None, "unknown_tool", "invalid_arguments"]
+    for form in ("openai", "anthropic", "towerman"):
+        assert len(done.turn(form)) >= 2
+    assert repr(done._batch.calls).count("Call(") == 4
 
 
 def test_execute_in_a_run_of_its_own(stage: Stage) -> None:

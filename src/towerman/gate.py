@@ -1,39 +1,40 @@
 """Who may start now, who waits and for what, who is refused: the state machine of admission.
 
-Theory. Events come in (offer, finish, orphan, cancel, tick), decisions go out: the entries that were granted or rejected
-in this step, exactly one decision for each entry. A grant is recorded in the same step that picks the waiter, so there
-is no moment in which a permit belongs to nobody and none in which it belongs to two. Nothing here waits, and time comes
-in as a number.
+Theory. Events come in (offer, finish, orphan, cancel, tick), decisions go out: the entries that were granted or
+rejected in this step, exactly one decision for each entry. A grant is recorded in the same step that picks the
+waiter, so there is no moment in which a permit belongs to nobody and none in which it belongs to two. Nothing here
+waits, and time comes in as a number.
 
-Parking. Whoever cannot start is parked for the first thing that is in its way (lots). A change looks only at the lots of
-the states that changed. The head of a bay that could be served is tried: it is granted, or it moves to the lot of what
-blocks it now. So every waiter stands where the next change that concerns it is noticed.
+Parking. Whoever cannot start is parked for the first thing that is in its way (lots). A change looks only at the lots
+of the states that changed. The head of a bay that could be served is tried: it is granted, or it moves to the lot of
+what blocks it now. So every waiter stands where the next change that concerns it is noticed.
 
-A run is a flow. Its ready calls are offered in the order in which it wants them started. While one of them is parked in
-a bay, those behind it that would come to the same bay stay in the line's backlog: unclocked, counted against no queue
-bound. Where the run itself holds some of that state, one entry is parked and its clock stands, since it waits for its
-own siblings; where only others hold it, as many are parked and clocked as the run may have running. The successor of
-one that waited in vain inherits its clock.
+A run is a flow. Its ready calls are offered in the order in which it wants them started. While one of them is parked
+in a bay, those behind it that would come to the same bay stay in the line's backlog: unclocked, counted against no
+queue bound. Where the run itself holds some of that state, one entry is parked and its clock stands, since it waits
+for its own siblings; where only others hold it, as many are parked and clocked as the run may have running. The
+successor of one that waited in vain inherits its clock.
 
 Rank = class (priority), promoted before unpromoted, order of promotion, start tag, order of coming. The start tag is
 fair share between flows (start-time fair queueing): an entry starts one weight after the flow's last one that was not
-refused, and never before what is being served. What is being served is the latest tag that was granted, and gains at
-each grant that others wait behind by at least its weight over the number of flows that wait: were it the tags alone, a
-stream of new runs, who all start at the same tag, would hold it where it is and keep an old run's second call waiting.
+refused, and never before what is being served. What is being served is the latest tag that was granted. A grant that
+does not move it on, while others wait, still adds half of its weight over the number of flows that wait: or else a
+stream of new runs, who all start at that same tag, would hold it where it is and keep an old run's second call
+waiting.
 
-Passing. What fits may pass what does not. A waiter is passed when a call of another flow gets some of what it is parked
-for, although that call ranks behind it or is of a higher class; and when it is tried in vain and moves on. The first of
-a bay is counted, and those behind it are taken to be passed with it. One that was passed 16 times is promoted: it goes
-before every unpromoted waiter of its class and claims what it needs, that is hides free capacity from lower ranks,
-unless orphans alone would keep it waiting (that could last for ever). Claims compare by order of promotion alone: one
-order over the whole tower, or two claimants could wait for each other. Each 16 further passes raise a promoted waiter's
-class by one, so that lower classes get on.
+Passing. What fits may pass what does not. A waiter is passed when a call of another flow gets some of what it is
+parked for, although that call ranks behind it or is of a higher class; and when it is tried in vain and moves on. The
+first of a bay is counted, and those behind it are taken to be passed with it. One that was passed 16 times is
+promoted: it goes before every unpromoted waiter of its class and claims what it needs, that is hides free capacity
+from lower ranks, unless orphans alone would keep it waiting (that could last for ever). Claims compare by order of
+promotion alone: one order over the whole tower, or two claimants could wait for each other. Each 16 further passes
+raise a promoted waiter's class by one, so that lower classes get on.
 
 House rules. Every event ends in `_settle`, the one tail. Late events for a decided entry are ignored and counted.
 `validate()` says what must hold between events.
 
-Not here: the arithmetic of what is held (ledger), order inside a batch (plan), running anything (runner). No arguments,
-no tasks, no clock.
+Not here: the arithmetic of what is held (ledger), order inside a batch (plan), running anything (runner). No
+arguments, no tasks, no clock.
 """
 
 from __future__ import annotations
@@ -154,7 +155,9 @@ class Gate(Generic[OwnerT]):
     # ------------------------------------------------------------------ events in, decisions out
 
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
-        """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this step."""
+        """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this
+        step.
+        """
         line: Line[OwnerT] | None = None
         before: Wants[Lot[OwnerT]] | None = None
         for one in offers:
@@ -267,7 +270,9 @@ class Gate(Generic[OwnerT]):
             parked.status = DONE
 
     def _replace(self, entry: Entry[OwnerT], one: Offer[OwnerT], rank: Rank[OwnerT], now: float) -> None:
-        """Another call of the run, which wants of the bay what this parked one wants, takes its place: no count changes."""
+        """Another call of the run, which wants of the bay what this parked one wants, takes its place: no count
+        changes.
+        """
         wants, owner, ready = one
         line = entry.line
         other: Entry[OwnerT] = Entry(wants, owner, entry.flow, now if now >= ready else ready, PARKED)
@@ -286,7 +291,9 @@ class Gate(Generic[OwnerT]):
             self.notes.append(("waiting", other, other.blocked_by[0]))
 
     def orphan(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
-        """The result of a granted entry is sealed while its work goes on: it keeps what it holds, but is nobody's sibling now."""
+        """The result of a granted entry is sealed while its work goes on: it keeps what it holds, but is nobody's
+        sibling now.
+        """
         if entry.status != GRANTED or entry.orphan:
             self._late += 1
             return []
@@ -342,7 +349,7 @@ class Gate(Generic[OwnerT]):
                 return decided
 
     def expand(self, more: Callable[[Wants[Lot[OwnerT]]], Wants[Lot[OwnerT]]]) -> None:
-        """A tool was declared that makes further locks necessary (intentions above nested keys): take them for all in flight.
+        """A tool was declared that makes further locks necessary (intentions above nested keys): take them in flight.
 
         What is added conflicts only with locks that nobody could ask for until now, so it is always free.
         """
@@ -579,7 +586,9 @@ class Gate(Generic[OwnerT]):
             self._watch(entry, now)
 
     def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
-        """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks start."""
+        """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks
+        start.
+        """
         for state in states:
             lot = state.lot
             if lot is None:
@@ -605,11 +614,13 @@ class Gate(Generic[OwnerT]):
         flow = entry.flow
         flow.running[entry] = None
         self._decided.append(entry)
-        if self._parked > flow.parked_total:
-            self._served += entry.wants.weight / (self._waiting if flow.parked_total else self._waiting + 1)
-            self._count_passes(entry, (klass, promotion, tag, number))
+        others = self._parked > flow.parked_total
         if tag > self._served:
             self._served = tag
+        elif others:
+            self._served += entry.wants.weight / (2 * self._waiting + 2)
+        if others:
+            self._count_passes(entry, (klass, promotion, tag, number))
 
     def _give(self, wants: Wants[Lot[OwnerT]]) -> tuple[State[Lot[OwnerT]], ...]:
         """Give back what it holds; those who wait for it are looked at."""
@@ -619,7 +630,9 @@ class Gate(Generic[OwnerT]):
         return states
 
     def _hand_over(self, entry: Entry[OwnerT], now: float) -> bool:
-        """The one waiter that could use what is given back wants the same permits: it gets them, and no count changes."""
+        """The one waiter that could use what is given back wants the same permits: it gets them, and no count
+        changes.
+        """
         wants = entry.wants
         found: Lot[OwnerT] | None = None
         for state in self.ledger.states(wants):
@@ -680,7 +693,9 @@ class Gate(Generic[OwnerT]):
             self._hand_in(flow, line.backlog.popleft(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
-        """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any more."""
+        """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any
+        more.
+        """
         state = line.bay.state
         for entry in [entry for entry in line.parked if not (entry.wants.wait or _in_turn(flow, state))]:
             self._reject(entry, "concurrency_limit", now)
@@ -688,7 +703,8 @@ class Gate(Generic[OwnerT]):
         self._ended.append((flow, line))
         while backlog:
             one = backlog.popleft()
-            # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not know.
+            # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not
+            # know.
             later = one if one[2] >= clock else (one[0], one[1], clock)
             if self._enter(flow, later, clock, now, again=True) is line:  # it is where it was
                 backlog.appendleft(one)
@@ -850,7 +866,8 @@ class Gate(Generic[OwnerT]):
     def _hidden(self, wants: Wants[Lot[OwnerT]], klass: int, promotion: float) -> State[Lot[OwnerT]] | None:
         """What is free by count but claimed by a waiter of better rank.
 
-        Among claimants only the order of promotion counts; an unpromoted call gives way to claimants of its class or a higher one.
+        Among claimants only the order of promotion counts; an unpromoted call gives way to claimants of its class or a
+        higher one.
         """
         if promotion != NEVER:
             before = [one.wants for one in self._claimants if _promotion(one) < promotion]
@@ -891,7 +908,9 @@ class Gate(Generic[OwnerT]):
         return lengths
 
     def statistics(self) -> dict[str, int]:
-        """Counts: flows, running, parked, most parked at once, behind (backlogs), orphans, claimants, promotions, late events."""
+        """Counts: flows, running, parked, most parked at once, behind (backlogs), orphans, claimants, promotions,
+        late events.
+        """
         flows = self._flows.values()
         return {
             "flows": len(flows),
@@ -1011,7 +1030,9 @@ class Gate(Generic[OwnerT]):
 
 
 def _in_turn(flow: Flow[OwnerT], state: State[Lot[OwnerT]]) -> bool:
-    """Is it the run's own pool, full of its own calls? Then even those who refuse to wait are only not yet their turn."""
+    """Is it the run's own pool, full of its own calls? Then even those who refuse to wait are only not yet their
+    turn.
+    """
     return isinstance(state, Pool) and state.scope == "run" and flow.holds(state)
 
 

@@ -309,7 +309,7 @@ class Ledger(Generic[LotT]):
             parked: says how many stand in a lot; without it lots are not looked at.
         """
         for pool in self._pools.values():
-            assert 0 <= pool.held, f"{pool} holds less than nothing"
+            assert pool.held >= 0, f"{pool} holds less than nothing"
             assert pool.held <= pool.limit, f"{pool} is over its limit"
             assert 0 <= pool.orphaned <= pool.held, f"{pool} has {pool.orphaned} permits with orphans"
         for node in self._nodes.values():

@@ -1,16 +1,16 @@
 """Where calls wait: entries, runs, lots, and the instants at which a wait is over.
 
-Theory. Whoever cannot start is parked in the lot of one state (a pool or a resource node) that is in its way, in the bay
-of those who need the same of it: they fit or do not fit together. What one run has in one bay is a line: some of its
-entries are parked, the calls behind them are its backlog. A line keeps its bay alive, a bay its lot, and a lot its node;
-when the line ends, all that is not needed by others goes.
+Theory. Whoever cannot start is parked in the lot of one state (a pool or a resource node) that is in its way, in the
+bay of those who need the same of it: they fit or do not fit together. What one run has in one bay is a line: some of
+its entries are parked, the calls behind them are its backlog. A line keeps its bay alive, a bay its lot, and a lot
+its node; when the line ends, all that is not needed by others goes.
 
-A bay keeps its waiters in a heap of ranks. Whoever leaves does not search the heap: its rank is stale from then on, and
-stale ranks are dropped when they come to the top or outnumber the others. Deadlines are kept the same way: a first-in-first-out
-lane for each length of wait, since those who come later are due later, and a heap for the rest.
+A bay keeps its waiters in a heap of ranks. Whoever leaves does not search the heap: its rank is stale from then on,
+and stale ranks are dropped when they come to the top or outnumber the others. Deadlines are kept the same way: a
+first-in-first-out lane for each length of wait, since those who come later are due later, and a heap for the rest.
 
-House rules. Nothing is decided here. Nothing is kept of one who has left: a rank points to its entry and the entry to its
-rank, so the tie is cut when it leaves.
+House rules. Nothing is decided here. Nothing is kept of one who has left: a rank points to its entry and the entry to
+its rank, so the tie is cut when it leaves.
 
 Not here: who goes first and who waits (gate), what is held (ledger).
 """
@@ -250,7 +250,7 @@ class Lot(Generic[OwnerT]):
 
 
 class Deadlines(Generic[OwnerT]):
-    """When whose wait is over: one record for each parked entry whose clock runs, one for each waiting run with a limit.
+    """When whose wait is over: a record for each parked entry whose clock runs and for each waiting run with a limit.
 
     A record is stale once its entry is parked no more.
     """

@@ -281,7 +281,8 @@ class Courier(Generic[ItemT]):
     def _work(self) -> None:
         while True:
             if self._queue.empty():
-                # What comes within a moment is delivered in one go: waking this thread costs a sender more than sending.
+                # What comes within a moment is delivered in one go: waking this thread costs a sender more than
+                # sending.
                 self._hurry.wait(GATHER_SECONDS)
                 self._hurry.clear()
             item = self._queue.get()

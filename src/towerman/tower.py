@@ -295,7 +295,7 @@ class Run:
 
     @staticmethod
     def _decode(calls: object, format: str | None) -> Batch:
-        if format is None and isinstance(calls, list) and all(type(call) is Call for call in calls):
+        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
             return Batch(tuple(calls))
         from towerman import adapters
 
@@ -782,6 +782,12 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _is_plain(call: Call) -> bool:
+    """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
+    fields: tuple[object, ...] = (call.tool, call.id, call.idempotency_key or "")
+    return call.needs == () and isinstance(call.arguments, dict | str) and all(type(one) is str for one in fields)
 
 
 def _check_hook(hook: object) -> None:
