@@ -735,6 +735,43 @@ class Desk:
         self.gate.validate()
 
 
+class Stream:
+    """One gate under streams of calls; the one that runs longest ends first, unless said otherwise.
+
+    Attributes:
+        starts: the owners in the order in which they started.
+    """
+
+    def __init__(self, pools: str, flows: int, *, window: int = 8, passes: int = 16) -> None:
+        self.ledger = make_ledger(pools)
+        self.gate: Gate[int] = Gate(self.ledger, passes=passes)
+        self.window = window
+        self.flows: dict[int, Flow[int]] = {}
+        self.running: list[Entry[int]] = []
+        self.starts: list[int] = []
+        for flow in range(flows):
+            self.open(flow)
+
+    def open(self, flow: int) -> None:
+        self.flows[flow] = self.gate.open_flow(flow, self.window)
+
+    def offer(self, flow: int, permits: str, times: int = 1, *, owner: int | None = None, priority: int = 0) -> None:
+        """Calls of a flow that want the same; they are known by the flow's number, if nothing else is said."""
+        wants = wants_of(self.ledger, One(flow, permits, priority=priority))
+        name = flow if owner is None else owner
+        self.took(self.gate.offer(self.flows[flow], [(wants, name, 0.0)] * times, 0.0))
+
+    def finish(self, place: int = 0) -> list[int]:
+        """One that runs ends; who starts then?"""
+        return self.took(self.gate.finish(self.running.pop(place), 0.0))
+
+    def took(self, decided: list[Entry[int]]) -> list[int]:
+        started = [entry for entry in decided if entry.status == GRANTED]
+        self.running += started
+        self.starts += [entry.owner for entry in started]
+        return [entry.owner for entry in started]
+
+
 def steps_of(action: Callable[[], object]) -> int:
     """How many instructions of the interpreter an action takes: a measure that does not depend on the machine."""
     count = 0

@@ -792,3 +792,50 @@ def test_deadlines_are_instants_or_seconds(stage: Stage) -> None:
     past = run_batch(stage, tower, calls, deadline=datetime.now(UTC) - timedelta(hours=1))
     assert [result.code for result in past] == ["deadline_exceeded"]
     assert run_batch(stage, tower, calls, deadline=float("inf")).ok
+
+
+@pytest.mark.parametrize(
+    "given", [{"reason": 3}, {"reason": None}, {"call_id": 3}, {"index": 1.0}, {"index": -1}, {"index": "0"}]
+)
+def test_a_cancel_of_the_wrong_type_is_refused_and_cancels_nothing(stage: Stage, given: dict[str, Any]) -> None:
+    """A wrong argument of `Run.cancel` is told to whoever gave it, by its name, and the batch goes on."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def work() -> str:
+        return await stage.work("work", 1)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            batch = asyncio.ensure_future(run.execute([Call("work", {})]))
+            await asyncio.sleep(0.5)
+            with pytest.raises(PolicyError, match=next(iter(given))):
+                run.cancel(**given)
+            assert (await batch).ok
+
+    stage.run(main())
+
+
+@pytest.mark.parametrize("steps", range(6))
+@pytest.mark.parametrize("one", [True, False])
+def test_g1_a_reason_that_utf8_cannot_hold_hangs_nobody(stage: Stage, steps: int, one: bool) -> None:
+    """G1, R-87: a lone surrogate in a cancel's reason, whatever the calls are at, costs no result and hangs nobody."""
+    tower = stage.tower(pools={"p": 1})
+
+    @tower.tool(independent=True, pools=["p"])
+    async def work() -> str:
+        return await stage.work("work", 1)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            batch = asyncio.ensure_future(run.execute([Call("work", {}), Call("work", {}), Call("work", {})]))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            run.cancel("a \ud800 reason", index=1 if one else None)
+            results = await batch
+            assert len(results) == 3
+            for result in results:
+                result.content.encode()
+                result.message.encode()
+
+    stage.run(main())

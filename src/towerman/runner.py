@@ -739,6 +739,7 @@ class Shell:
         work, index, entry = job.work, job.index, job.entry
         if retryable is None:
             retryable = "yes" if applied == "no" or job.tool.policy.repeatable else "unknown"
+        message = sealing.clean(message)
         content = sealing.failure(code, message, outcome, True, applied, retryable)
         self._seal(
             work,
@@ -886,7 +887,7 @@ class Shell:
 
         After a sibling's failure only what has no side effect is told to stop; what writes goes on to its end.
         """
-        reason = reason[:REASON_CHARACTERS]
+        reason = sealing.clean(reason[:REASON_CHARACTERS])
         if work.closing is not None:
             if code != "sibling_failed":  # what a failure has spared does not keep a caller who gives up
                 for job in list(work.jobs.values()):
@@ -1006,7 +1007,7 @@ class Shell:
         """Cancel one call of a batch; on its own loop. Ignored once it is sealed."""
         if work.results[index] is not None:
             return
-        reason = reason[:REASON_CHARACTERS]
+        reason = sealing.clean(reason[:REASON_CHARACTERS])
         job = work.jobs.get(index)
         if job is None or job.why is None:
             work.reasons[index] = reason

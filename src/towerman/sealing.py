@@ -98,11 +98,16 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def clean(text: str) -> str:
+    """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: str, retryable: str) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
     told = {
         "code": code,
-        "message": message,
+        "message": clean(message),
         "outcome": outcome,
         "started": started,
         "applied": applied,
@@ -116,6 +121,7 @@ def refused(
 ) -> Result:
     """The result of a call that does not start."""
     retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY else "no"
+    message = clean(message)
     content = failure(code, message, outcome, False, "no", retryable)
     return make_result(
         index,

@@ -307,14 +307,22 @@ class Run:
         """Cancel what this run has at work: all of it, or one call. May be called from any thread.
 
         What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets
-        its result.
-        The run stays open.
+        its result. The run stays open.
 
         Args:
             reason: told in the results and the trace.
             call_id: cancel only calls with this provider id.
-            index: cancel only the call at this place of its batch.
+            index: cancel only the call at this place of its batch, from 0; a place that no batch has cancels nothing.
+
+        Raises:
+            PolicyError: an argument of another type; nothing was cancelled.
         """
+        texts: dict[str, object] = {"reason": reason, "call_id": "" if call_id is None else call_id}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise PolicyError(f"cancel: {name}: text; got {type(text).__name__}")
+        if index is not None:
+            whole("cancel: index", index, least=0)
         self._tower._shells.cancel(self._state, reason, call_id, index)
 
     async def aclose(self) -> None:
