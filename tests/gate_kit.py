@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import FrameType
 from typing import TypeVar
@@ -134,6 +134,13 @@ def wants_of(ledger: Ledger[Lot[OwnerT]], one: One, *, root: bool = False) -> Wa
     )
 
 
+def share_pools(wants: Wants[Lot[OwnerT]], one: One, tools: dict[One, Wants[Lot[OwnerT]]]) -> Wants[Lot[OwnerT]]:
+    """Calls of one tool and one run have their pools in common, whatever they hold."""
+    first = tools.setdefault(replace(one, holds="", after=None, urgent=0.0), wants)
+    wants.pools, wants.pool_states = first.pools, first.pool_states
+    return wants
+
+
 def check_empty(gate: Gate[OwnerT]) -> None:
     """All is free, nothing is remembered, and the whole capacity can be taken again."""
     gate.validate()
@@ -210,6 +217,7 @@ class World:
         self.wants: dict[int, Wants[Lot[int]]] = {}
         self.touches: dict[int, set[str]] = {}
         self.shared: dict[One, Wants[Lot[int]]] = {}
+        self.tools: dict[One, Wants[Lot[int]]] = {}
         self.entries: dict[int, Entry[int]] = {}
         self.behind: set[int] = set()
         self.over: set[int] = set()
@@ -232,7 +240,7 @@ class World:
         one = self.calls[call]
         wants = self.shared.get(one)
         if wants is None:
-            wants = self.shared[one] = wants_of(self.ledger, one, root=self.root)
+            wants = self.shared[one] = share_pools(wants_of(self.ledger, one, root=self.root), one, self.tools)
         self.wants[call] = wants
         self.touches[call] = {key for key, _ in (*wants.permits, *wants.holds)}
         return wants
@@ -666,6 +674,7 @@ class Desk:
         self.started: list[str] = []
         self.refused: dict[str, str] = {}
         self._wants: dict[One, Wants[Lot[str]]] = {}
+        self._tools: dict[One, Wants[Lot[str]]] = {}
 
     def flow(self, number: int, window: int = 8, limit: float = NEVER) -> Flow[str]:
         """The run of that number, opened when it is new, with a pool of its own."""
@@ -676,7 +685,7 @@ class Desk:
 
     def wants(self, one: One) -> Wants[Lot[str]]:
         if one not in self._wants:
-            self._wants[one] = wants_of(self.ledger, one)
+            self._wants[one] = share_pools(wants_of(self.ledger, one), one, self._tools)
         return self._wants[one]
 
     def offer(self, names: str, one: One) -> list[str]:

@@ -957,6 +957,23 @@ def test_finish_without_an_order_offers_afterwards() -> None:
     desk.check_empty()
 
 
+@pytest.mark.parametrize("other", ["", "x:X"])
+def test_a_hand_over_between_calls_that_touch_different_things(other: str) -> None:
+    """R-50, G4: a permit goes from one call of a tool to the next, and what each of them touches changes hands, too.
+
+    Where the next one's resource is held by somebody else, it waits for that, and the permit goes on.
+    """
+    desk = Desk("P1")
+    if other:
+        desk.offer("holder", One(2, holds=other))
+    desk.offer("a", One(0, "P", "k:X"))
+    desk.offer("b", One(0, "P", "x:S"))
+    desk.offer("c", One(0, "P", "z:X"))
+    assert desk.finish("a") == (["c"] if other else ["b"])
+    assert desk.ledger.node("k") is None
+    desk.check_empty()
+
+
 # ------------------------------------------------------------------ new tools, while calls are in flight
 
 
@@ -967,7 +984,9 @@ def test_expand_takes_further_locks_for_all_in_flight() -> None:
     desk.offer("a", below)
     desk.offer("b", One(1, "P", "b:X"))
     desk.orphan("b")
+    desk.flow(2, window=1)
     desk.offer("waits stands", One(2, "P", "a:X"))
+    assert desk.behind() == ["stands"]
     desk.offer("ended", One(3, "P", "c:X"))
     desk.gate.close_flow(desk.flows.pop(3))
 
@@ -1032,7 +1051,7 @@ def test_r81_ten_thousand_keys_leave_nothing() -> None:
     check_empty(desk.gate)
 
 
-@pytest.mark.parametrize("kind", ["own length", "run deadline", "inherited"])
+@pytest.mark.parametrize("kind", ["one length", "many lengths", "run deadline", "inherited"])
 def test_g12_short_waits_behind_a_long_one_leave_nothing(kind: str) -> None:
     """G12, R-81: a stream of waits that end at once keeps no records, though the oldest record stays for long."""
     ledger = make_ledger("P1")
@@ -1044,12 +1063,14 @@ def test_g12_short_waits_behind_a_long_one_leave_nothing(kind: str) -> None:
     for number in range(2, 5_000):
         now = number / 1_000
         flow = gate.open_flow(number, 1, 1e5 if kind == "run deadline" else NEVER)
-        wants: Wants[Lot[int]] = wants_of(ledger, One(number, "P", max_wait=1e6))
+        length = 1e6 + (number if kind == "many lengths" else 0)
+        wants: Wants[Lot[int]] = wants_of(ledger, One(number, "P", max_wait=length))
         gate.offer(flow, [(wants, number, now)] * (2 if kind == "inherited" else 1), now)
         while flow.parked:
             gate.cancel(flow.parked[0], now + 0.0005)
         gate.close_flow(flow)
         assert gate._deadlines.records <= 2 * 2 + 64 + 1
+        assert len(gate._deadlines._lanes) <= 2 * 2 + 64 + 1
         assert len(gate._deadlines._limits) <= 2 * 3 + 64 + 1
     assert gate.wake_at == (1e5 if kind == "run deadline" else 1e6)
 

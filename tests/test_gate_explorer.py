@@ -63,6 +63,12 @@ CASES = [
     ),
     Case("key and pool", "P1", (One(0, "P", "k:X"), One(1, "P"), One(2, "", "k:X"), One(1, "P", "k:S")), passes=1),
     Case(
+        "one tool, several keys",
+        "P1",
+        (One(0, "P", "a:X"), One(0, "P", "b:X"), One(1, "", "b:X"), One(0, "P", "c:X")),
+        passes=1,
+    ),
+    Case(
         "claimed key that nobody holds",
         "P1",
         (One(0, "P", "k:X"), One(1, "P"), One(2, "", "k:X"), One(1, "P")),

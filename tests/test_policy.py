@@ -292,6 +292,7 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
     ({"when_busy": "defer"}, "when_busy: one of 'wait', 'reject'"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
+    ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),
     ({"debug": 1}, "debug: True or False; got 1"),
     ({"strict": "yes"}, "strict: True or False; got 'yes'"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),

@@ -1005,3 +1005,37 @@ def test_the_answer_to_a_batch_is_a_sequence(stage: Stage) -> None:
     assert not batch.ok
     assert json.loads(batch.messages("openai")[1]["content"])["error"]["code"] == "unknown_tool"  # type: ignore[arg-type]
     assert next(iter(batch)).ok
+
+
+def test_s13_observe_relaxes_capacity_and_nothing_else(stage: Stage) -> None:
+    """S13: with mode="observe" no pool holds a call back, and the peak shows what it would have; order on a resource,
+    permission, arguments, unknown tools, only_call and the cap on calls hold as ever.
+    """
+    tower = stage.tower(max_concurrency=2, run_concurrency=1, pools={"crm": 1}, mode="observe", max_calls_per_batch=8)
+
+    @tower.tool(independent=True, pools=["crm"], max_concurrency=1, when_busy="reject")
+    async def look(n: int) -> str:
+        return await stage.work(f"look {n}", 1)
+
+    @tower.tool(writes="thing:one")
+    async def write(n: int) -> str:
+        return await stage.work(f"write {n}", 1)
+
+    @tower.tool(only_call=True, independent=True)
+    async def alone() -> str:
+        return await stage.work("alone", 1)
+
+    calls = [Call("look", {"n": n}) for n in range(3)]
+    calls += [Call("write", {"n": 0}), Call("write", {"n": 1}), Call("look", {"n": "x"}), Call("alone", {})]
+    calls += [Call("lock", {}), Call("look", {"n": 9})]
+    batch = stage.run(tower.execute(calls, deny="nobody"))
+    codes = [result.code for result in batch]
+    assert codes == [*[None] * 5, "invalid_arguments", "not_alone", "unknown_tool", "call_cap"]
+    came = {name: start for name, start, _ in stage.spans}
+    assert [came[name] for name in ("look 0", "look 1", "look 2", "write 0", "write 1")] == [0, 0, 0, 0, 1]
+    seen = tower.statistics().pools
+    assert (seen["process"].limit, seen["process"].peak) == (2, 4)
+    assert (seen["crm"].limit, seen["crm"].peak) == (1, 3)
+    assert (seen["tool:look"].limit, seen["tool:look"].peak) == (1, 3)
+    refused = stage.run(tower.execute([Call("look", {"n": 1})], deny="look"))
+    assert refused[0].code == "permission_denied"

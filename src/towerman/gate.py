@@ -644,8 +644,7 @@ class Gate(Generic[OwnerT]):
             return False
         (bay,) = found.bays.values()
         rank = bay.head()
-        if rank is None:
-            return False
+        assert rank is not None
         heir = rank[4]
         flow = heir.flow
         if heir.wants.pools is not wants.pools or heir.deadline <= now or flow.limit <= now:

@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, Ask, Hold, X
 
 LotT = TypeVar("LotT")
+
+UNLIMITED: Final = 1 << 62
+"""The limit of a pool that is only watched."""
 
 
 class State(ABC, Generic[LotT]):
@@ -55,19 +58,24 @@ class Pool(State[LotT]):
         limit: permits, at least 1.
         reserve: permits kept for asks of a priority above 0; below the limit.
         scope: whom it counts for: "process", "run" or "tenant".
+        enforced: False for a limit that is only watched: what is held may go past it.
 
     Attributes:
+        declared: the limit as it was given.
         held: permits taken.
         peak: the most that were ever held.
         orphaned: permits held by orphans, counted in `held` too.
     """
 
-    __slots__ = ("held", "label", "limit", "orphaned", "peak", "reserve", "scope")
+    __slots__ = ("declared", "held", "label", "limit", "orphaned", "peak", "reserve", "scope")
 
-    def __init__(self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process") -> None:
+    def __init__(
+        self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process", enforced: bool = True
+    ) -> None:
         super().__init__(key)
         self.label = label
-        self.limit = limit
+        self.declared = limit
+        self.limit = limit if enforced else UNLIMITED
         self.reserve = reserve
         self.scope = scope
         self.held = 0

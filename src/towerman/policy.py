@@ -35,6 +35,7 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread"]
 Preset = Literal["read", "background"]
 
@@ -331,6 +332,7 @@ class TowerPolicy:
     on_orphan: OnOrphan = "hold"
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
+    mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
 
@@ -347,6 +349,7 @@ class TowerPolicy:
         word("undeclared", self.undeclared, Undeclared)
         word("when_busy", self.when_busy, WhenBusy)
         word("on_orphan", self.on_orphan, OnOrphan)
+        word("mode", self.mode, Mode)
         flag("debug", self.debug)
         flag("strict", self.strict)
 

@@ -29,6 +29,7 @@ from towerman.ledger import Pool as LedgerPool
 from towerman.policy import (
     TOWER_OPTIONS,
     Declared,
+    Mode,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -168,9 +169,9 @@ class PoolStatistics:
     """One pool at one instant.
 
     Args:
-        limit: permits it has.
+        limit: permits it has, as declared.
         held: permits taken now.
-        peak: the most that were ever taken at once.
+        peak: the most that were ever taken at once; with mode="observe" it may be more than the limit.
         queued: calls that wait and want some of it.
         scope: whom it counts for.
         orphaned: permits of `held` that orphans hold.
@@ -367,6 +368,9 @@ class Tower:
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; served by a thread of their own.
+        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `statistics()` shows by their
+            peaks what they would have held back. Nothing else is relaxed: not order and resources, not permission,
+            arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
 
@@ -395,6 +399,7 @@ class Tower:
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
         observers: Iterable[Observer] = (),
+        mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
         _clock: Clock | None = None,
@@ -413,10 +418,19 @@ class Tower:
         for observer in observers:
             self.add_observer(observer)
         ledger = gate.ledger
-        ledger.add_pool(LedgerPool("process", "pool process", max_concurrency))
+        self._enforced = mode == "enforce"
+        ledger.add_pool(LedgerPool("process", "pool process", max_concurrency, enforced=self._enforced))
         for name, pool in self.policy.pools.items():
             if pool.scope == "process":
-                ledger.add_pool(LedgerPool(f"pool:{name}", f"pool {name}", pool.permits, reserve=pool.reserve))
+                ledger.add_pool(
+                    LedgerPool(
+                        f"pool:{name}",
+                        f"pool {name}",
+                        pool.permits,
+                        reserve=pool.reserve,
+                        enforced=self._enforced,
+                    )
+                )
 
     @property
     def _shells(self) -> Shells:
@@ -513,7 +527,12 @@ class Tower:
             raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
         if tool.policy.max_concurrency is not None:
             core.gate.ledger.add_pool(
-                LedgerPool(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+                LedgerPool(
+                    f"tool:{tool.name}",
+                    f"limit of tool {tool.name}",
+                    tool.policy.max_concurrency,
+                    enforced=self._enforced,
+                )
             )
         core.add_tool(tool)
         for state in list(self._runs.values()):
@@ -623,12 +642,19 @@ class Tower:
                 state.closed = "the tower is closed"
             self._runs[number] = state
             ledger = core.gate.ledger
-            ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run"))
+            ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run", enforced=self._enforced))
             for name, pool in self.policy.pools.items():
                 if pool.scope != "process":
                     key = pool_key(name, pool.scope, state)
                     ledger.add_pool(
-                        LedgerPool(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=pool.scope)
+                        LedgerPool(
+                            key,
+                            f"pool {name}",
+                            pool.permits,
+                            reserve=pool.reserve,
+                            scope=pool.scope,
+                            enforced=self._enforced,
+                        )
                     )
                     self._stale.discard(key)
         return Run(self, state)
@@ -699,7 +725,7 @@ class Tower:
                 if name in pools:  # open runs may share an id
                     name = f"{name} ({key.rpartition(':')[2]})"
                 pools[name] = PoolStatistics(
-                    pool.limit, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
+                    pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
         sent = self._courier.statistics()
