@@ -14,6 +14,7 @@ the gate.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -791,10 +792,14 @@ def steps_of(action: Callable[[], object]) -> int:
         count += event == "opcode"
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    gc.collect()
+    gc.disable()  # what the collector calls on the way, for garbage of others, is no part of the action
     sys.settrace(trace)
     try:
         action()
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
     return count
