@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit import CountedWorkers, Stage, VirtualLoop, on_stage, sound, until, whole_again
+from kit import CountedWorkers, Stage, VirtualLoop, gate_of, on_stage, sound, until, whole_again
 
 import towerman.runner
 from towerman import Call, Result, Run, ToolError, Tower
@@ -1066,6 +1066,81 @@ def test_a_call_held_behind_its_siblings_is_cancelled(stage: Stage) -> None:
     assert [came for _, came, _ in stage.spans] == [0.0, 1.0, 2.0]
 
 
+def test_the_first_reason_stands_and_grace_is_not_prolonged(stage: Stage) -> None:
+    """G12, S16: a call whose time is over is told to stop; cancelling it afterwards changes neither its code nor
+    when grace ends.
+    """
+    tower = stage.tower(timeout=1.0, grace=1.0)
+
+    @tower.tool(independent=True)
+    async def deaf() -> str:
+        return await stage.stubborn("deaf", 5)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            task = asyncio.ensure_future(run.execute([Call("deaf", {})]))
+            await asyncio.sleep(1.7)
+            run.cancel("too late to matter", index=0)
+            run.cancel("too late to matter")
+            done = await task
+            assert here().time() == pytest.approx(2.0)
+            assert (done[0].code, done[0].still_running) == ("handler_timeout", True)
+        await stage.settled(tower)
+
+    stage.run(main())
+
+
+def test_the_first_cancel_of_a_caller_is_the_one_that_is_raised(stage: Stage) -> None:
+    """S16, R-87: cancelled again while the batch is being sealed: the first cancel's words reach the results and the
+    caller.
+    """
+    tower = stage.tower(grace=1.0)
+
+    @tower.tool(independent=True)
+    async def deaf() -> str:
+        return await stage.stubborn("deaf", 5)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            task = asyncio.ensure_future(run.execute([Call("deaf", {})]))
+            await asyncio.sleep(1)
+            task.cancel("the first")
+            await asyncio.sleep(0.5)
+            task.cancel("the second")
+            with pytest.raises(asyncio.CancelledError, match="the first"):
+                await task
+            assert run.last_batch is not None
+            assert "the first" in run.last_batch[0].message
+        await stage.settled(tower)
+
+    stage.run(main())
+
+
+def test_r88_cancelling_one_batch_does_not_disturb_another_of_its_run(stage: Stage) -> None:
+    """R-88: of two batches of one run that wait for the same pool, one is given up: the other keeps its place and
+    runs.
+    """
+    tower = only(stage)
+
+    async def main() -> None:
+        async with tower.run() as other, tower.run() as run:
+            holding = asyncio.ensure_future(other.execute([Call("work", {"n": "holder"})]))
+            await asyncio.sleep(0.1)
+            batches = [
+                asyncio.ensure_future(run.execute([Call("work", {"n": f"{name}{n}"}) for n in range(2)]))
+                for name in "ab"
+            ]
+            await asyncio.sleep(0.1)
+            batches[0].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await batches[0]
+            assert (await batches[1]).ok
+            assert (await holding).ok
+
+    stage.run(main())
+    assert stage.started == {"holder": 1, "b0": 1, "b1": 1}
+
+
 # ==================================================================== what cancel means
 
 
@@ -1430,8 +1505,12 @@ def test_ctrl_c_under_asyncio_run(stage: Stage) -> None:
         async with run:
             await run.execute([Call("press", {"key": True}), Call("press", {"key": False})])
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process may have it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
     done = kept[0].last_batch
     assert done is not None
     assert {one.code for one in done} == {"cancelled"}
@@ -1658,6 +1737,84 @@ def test_grants_for_a_lost_loop_go_to_others(stage: Stage) -> None:
         thread.join(30)
         for state in list(tower._runs.values()):
             asyncio.run(Run(tower, state).aclose())
+
+
+def test_a_loop_dies_while_another_one_lives(stage: Stage) -> None:
+    """Decision 7: a grant to a call of a loop that was closed meanwhile is revoked at once and goes on to a living
+    one, with no new loop to notice.
+    """
+    tower = stage.tower(_clock=None, max_concurrency=1)
+    opened = threading.Event()
+
+    @tower.tool(independent=True)
+    async def hold() -> str:
+        await release.wait()
+        return "done"
+
+    @tower.tool(independent=True)
+    async def quick() -> str:
+        return "done"
+
+    dead = tower.run()
+
+    def other_loop() -> None:
+        loop = asyncio.new_event_loop()
+        lost = loop.create_task(dead.execute([Call("quick", {})] * 3))
+        while tower.statistics().waiting < 1:
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        lost._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+        opened.set()
+
+    release: asyncio.Event
+
+    async def main() -> None:
+        nonlocal release
+        release = asyncio.Event()
+        async with tower.run() as run, tower.run() as later, asyncio.timeout(20):
+            holding = asyncio.ensure_future(run.execute([Call("hold", {})]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            threading.Thread(target=other_loop).start()
+            assert await asyncio.get_running_loop().run_in_executor(None, opened.wait, 20)
+            waiting = asyncio.ensure_future(later.execute([Call("quick", {})]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            release.set()
+            assert (await waiting).ok
+            assert (await holding).ok
+
+    asyncio.run(main())
+    asyncio.run(dead.aclose())
+
+
+def test_a_caller_is_thrown_away_after_its_loop_was_closed(stage: Stage) -> None:
+    """G3, G12: a coroutine of `execute` that somebody drove by hand is closed when its loop is gone: it holds and
+    waits for nothing from then on.
+    """
+    tower = stage.tower(_clock=None, max_concurrency=2)
+    run = tower.run()
+
+    @tower.tool(independent=True)
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    with expected_complaints():
+        loop = asyncio.new_event_loop()
+        coroutine = run.execute([Call("forever", {})] * 5)
+
+        async def begin(driven: Any) -> None:
+            driven.send(None)
+
+        loop.run_until_complete(begin(coroutine))
+        assert tower.statistics().running == 2
+        loop.close()
+        coroutine.close()
+        seen = tower.statistics()
+        assert (seen.running, seen.waiting, seen.behind) == (0, 0, 0)
+        asyncio.run(run.aclose())
+        del loop, coroutine
 
 
 def test_closed_loops_are_not_kept(stage: Stage) -> None:
@@ -2016,3 +2173,89 @@ def test_a_hook_cancels_a_call_that_shares_a_task(stage: Stage) -> None:
 
     stage.run(main())
     assert sorted(stage.started) == ["0", "1", "3"]
+
+
+def test_a_hook_cancels_between_two_grants_of_a_sliced_batch(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G6, S16: in one step a call is started, one is refused, whose hook cancels the run, and two are granted: these
+    never start.
+    """
+    monkeypatch.setattr(towerman.runner, "SLICE", -1.0)  # so that sealing the rest takes several turns
+    tower = stage.tower(pools={"db": 1}, max_calls_per_batch=50)
+
+    @tower.tool(independent=True)
+    async def work(n: int) -> str:
+        return await stage.work(f"{n}", 1)
+
+    @tower.tool(independent=True, pools=["db"], when_busy="reject")
+    async def query(n: int) -> str:
+        return await stage.work(f"{n}", 5)
+
+    async def main() -> None:
+        async with tower.run() as other, tower.run(max_concurrency=50) as run:
+            holding = asyncio.ensure_future(other.execute([Call("query", {"n": 100})]))
+            await asyncio.sleep(0.1)
+
+            def hook(result: Result) -> None:
+                if result.code == "concurrency_limit":
+                    run.cancel("seen enough")
+
+            calls = [Call("query" if n == 1 else "work", {"n": n}) for n in range(20)]
+            done = await run.execute(calls, on_result=hook)
+            sound(done, calls)
+            assert [one.code for one in done] == ["cancelled", "concurrency_limit", *["cancelled"] * 18]
+            assert (await holding).ok
+
+    stage.run(main())
+    assert stage.started == {"100": 1}
+
+
+def test_another_runs_hook_cancels_the_next_call_of_a_shared_task(stage: Stage) -> None:
+    """G1, G6: in one step the next call of a shared task is granted and another run's waiter is refused, whose hook
+    cancels that call: it never starts.
+    """
+    tower = stage.tower(max_concurrency=3)
+    seen: list[str] = []
+
+    @tower.tool(independent=True, own_task=False, weight=2)
+    async def first() -> str:
+        # Until the very turn in which the other run's waiter is due, ahead of the timer that would tell it.
+        while stage.clock.value < due:
+            await asyncio.sleep(0)
+        return "done"
+
+    @tower.tool(independent=True, own_task=False)
+    async def second() -> str:
+        seen.append("started")
+        return "done"
+
+    @tower.tool(independent=True)
+    async def hold() -> str:
+        return await stage.work("hold", 2)
+
+    @tower.tool(independent=True, max_wait=0.5)
+    async def impatient() -> str:
+        return await stage.work("impatient", 1)
+
+    due = float("inf")
+
+    async def main() -> None:
+        nonlocal due
+        async with tower.run() as holder, tower.run(priority=1) as run, tower.run() as other:
+            holding = asyncio.ensure_future(holder.execute([Call("hold", {})]))
+            batch = asyncio.ensure_future(run.execute([Call("first", {}), Call("second", {})]))
+            await asyncio.sleep(0.1)
+
+            def hook(result: Result) -> None:
+                run.cancel("seen enough")
+
+            waiting = asyncio.ensure_future(other.execute([Call("impatient", {})], on_result=hook))
+            while tower.statistics().waiting < 2:
+                await asyncio.sleep(0)
+            due = gate_of(tower).wake_at
+            assert [one.code for one in await waiting] == ["wait_timeout"]
+            done = await batch
+            assert [(one.code, one.started) for one in done] == [(None, True), ("cancelled", False)]
+            await holding
+
+    stage.run(main(), step=0.001)
+    assert seen == []

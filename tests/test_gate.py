@@ -586,6 +586,33 @@ def test_s2_whoever_moves_behind_another_takes_no_older_clock() -> None:
     desk.check_empty()
 
 
+def test_s2_a_line_remembers_when_its_run_let_go() -> None:
+    """S2: an older clock that comes into a line from elsewhere is not handed on to those who stood behind siblings."""
+    desk = Desk("Q1 R1")
+    desk.flow(0, window=2)
+    both = One(0, "Q R", max_wait=10)
+    desk.offer("r", One(1, "R"))
+    desk.offer("old1 old2", One(0, "R Q", max_wait=10))  # wait for the other run, from 0
+    desk.offer("q", One(0, "Q"))
+    desk.offer("head a b last", both)  # wait for their sibling, until 8
+    desk.offer("x", One(2, "Q", priority=-1))
+    desk.now = 8
+    assert desk.finish("q") == ["x"]
+    assert desk.behind() == ["last"]
+    desk.now = 9
+    assert desk.finish("r") == []
+    for name in ("head", "a", "b"):
+        desk.cancel(name)
+    assert sorted(desk.parked()) == ["old1", "old2"]
+    desk.tick(10)
+    assert "last" not in desk.refused
+    desk.tick(17.9)
+    assert "last" not in desk.refused
+    desk.tick(18)
+    assert desk.refused["last"] == "wait_timeout"
+    desk.check_empty()
+
+
 def test_the_deadline_of_the_run_ends_every_wait() -> None:
     """R-52, G12: at the run's deadline all that waits is refused, standing, clocked or behind, and nothing starts
     any more.

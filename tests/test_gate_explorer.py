@@ -236,11 +236,12 @@ def test_g3_g6_orders_of_random_cases() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("calls", [4, 5])
-def test_g3_g6_many_orders_of_many_cases(calls: int) -> None:
+@pytest.mark.parametrize("first", range(1_000, 1_500, 50))
+def test_g3_g6_many_orders_of_many_cases(calls: int, first: int) -> None:
     """G3, G6, S5, R-59: half a thousand random cases of four calls, and as many of five."""
-    states = {f"random {seed}": explore(random_case(seed, calls), most=1_500) for seed in range(1_000, 1_500)}
+    states = {f"random {seed}": explore(random_case(seed, calls), most=1_500) for seed in range(first, first + 50)}
     print(f"{sum(states.values()):,} states in {len(states)} random cases, no violation")
-    assert sum(states.values()) >= 200_000
+    assert sum(states.values()) >= 10_000
 
 
 # ------------------------------------------------------------------ the test of the test

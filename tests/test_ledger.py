@@ -291,3 +291,14 @@ def test_a_node_that_is_used_is_not_swept() -> None:
     node.counts[S] = 0
     ledger.sweep(node)
     assert ledger.node("k") is None
+
+
+def test_s13_a_limit_that_is_only_watched() -> None:
+    """S13: a pool that is watched, not enforced, counts what is held past the limit that was declared."""
+    ledger: Ledger[Lot[int]] = Ledger()
+    pool = ledger.add_pool(Pool("P", "pool P", 2, reserve=1, enforced=False))
+    for _ in range(5):
+        assert ledger.claim(wants(ledger, "P")) is None
+    assert (pool.declared, pool.held, pool.peak) == (2, 5, 5)
+    assert wants(ledger, "P9").hopeless is None
+    ledger.validate()

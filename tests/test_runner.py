@@ -2411,7 +2411,7 @@ def test_a_run_is_cancelled_and_closed_from_another_thread(stage: Stage) -> None
 
     for closes in (False, True):
         entered.clear()
-        run = tower.run()
+        run = tower.run(max_concurrency=1)  # so that one runs and one waits
 
         async def main(run: Any = run) -> None:
             outcome.append(await run.execute([Call("forever", {})] * 2))

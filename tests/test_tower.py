@@ -595,6 +595,10 @@ def test_tenant_pools_go_with_their_last_run(stage: Stage) -> None:
     async def deaf() -> str:
         return await stage.stubborn("deaf", 5)
 
+    @tower.tool(independent=True, pools=["theirs"])
+    async def quick() -> str:
+        return "done"
+
     async def main() -> None:
         async with tower.run(tenant="ann") as one:
             await one.execute([Call("deaf", {})])
@@ -604,7 +608,10 @@ def test_tenant_pools_go_with_their_last_run(stage: Stage) -> None:
             await asyncio.sleep(1)
             assert tower.statistics().pools["theirs@tenant:ann"].queued == 1
             await task
-        await stage.settled(tower)
+            await stage.settled(tower)
+            async with tower.run(tenant="bob"):
+                pass  # its end forgets what nobody can use any more: not the pool of a tenant with an open run
+            assert (await two.execute([Call("quick", {})])).ok
         async with tower.run(tenant="bob"):
             pass
         assert set(tower.statistics().pools) == {"process"}

@@ -425,7 +425,9 @@ class Gate(Generic[OwnerT]):
     ) -> None:
         """Make it an entry that waits: counted and clocked unless it waits for its own siblings."""
         wants, owner, ready = one
-        entry: Entry[OwnerT] = Entry(wants, owner, flow, clock if clock >= ready else ready, PARKED)
+        # Before that it was not ready, or its run held what it stood in line for.
+        since = max(clock, ready, line.freed)
+        entry: Entry[OwnerT] = Entry(wants, owner, flow, since, PARKED)
         entry.queued = counted and bool(wants.bounds)
         if entry.queued:
             queued = self._queued
@@ -524,7 +526,6 @@ class Gate(Generic[OwnerT]):
             line.standing -= 1
         del line.parked[entry]
         if not line.parked:
-            line.freed = -NEVER
             self._ended.append((entry.flow, line))
 
     def _leave(self, entry: Entry[OwnerT]) -> None:
@@ -868,24 +869,24 @@ class Gate(Generic[OwnerT]):
         Among claimants only the order of promotion counts; an unpromoted call gives way to claimants of its class or a
         higher one.
         """
-        if promotion != NEVER:
-            before = [one.wants for one in self._claimants if _promotion(one) < promotion]
-        else:
-            before = [one.wants for one in self._claimants if one.rank is not None and -one.rank[0] >= klass]
-        if not before:
-            return None
-        for pool, units in wants.pools:
-            total, priority = pool.held + units, wants.priority
-            for other in before:
-                for that, more in other.pools:
-                    if that is pool:
-                        total += more
-                        priority = min(priority, other.priority)
-            if total > pool.room(priority):
-                return pool
-        for key, mode in wants.holds:
-            if any(key == that and not COMPATIBLE[mode][other] for one in before for that, other in one.holds):
-                return self.ledger.node_for(key)
+        totals = {pool: pool.held + units for pool, units in wants.pools}
+        rooms = {pool: pool.room(wants.priority) for pool in totals}
+        for one in self._claimants:
+            rank, other = one.rank, one.wants
+            assert rank is not None
+            if rank[1] >= promotion:
+                break
+            if promotion == NEVER and -rank[0] < klass:
+                continue
+            for pool, units in other.pools:
+                if pool in totals:
+                    totals[pool] += units
+                    rooms[pool] = min(rooms[pool], pool.room(other.priority))
+                    if totals[pool] > rooms[pool]:
+                        return pool
+            for key, mode in wants.holds:
+                if any(key == that and not COMPATIBLE[mode][more] for that, more in other.holds):
+                    return self.ledger.node_for(key)
         return None
 
     # ------------------------------------------------------------------ looking in

@@ -118,7 +118,7 @@ class Line(Generic[OwnerT]):
         parked: its entries there, as they came.
         standing: how many of them wait for their own siblings, so that their clocks stand.
         backlog: ready calls that wait behind them, unclocked; None for none.
-        freed: when the run last let go of the state while it had somebody parked here.
+        freed: when the run last let go of the state while it had this line.
     """
 
     __slots__ = ("backlog", "bay", "freed", "parked", "standing")
