@@ -1789,6 +1789,55 @@ def test_a_loop_dies_while_another_one_lives(stage: Stage) -> None:
     asyncio.run(dead.aclose())
 
 
+@pytest.mark.parametrize("when", ["before it waits", "while it waits"])
+def test_g3_a_loop_that_dies_gives_back_to_those_that_live(stage: Stage, when: str) -> None:
+    """G3, decision 7: a loop is closed over a running handler; calls of another loop that the tower has long known get
+    its permit, whether they come afterwards or wait already, well before their wait is over.
+    """
+    tower = stage.tower(_clock=None, max_concurrency=1, max_wait=25)
+
+    @tower.tool(independent=True)
+    async def quick() -> str:
+        return "done"
+
+    @tower.tool(independent=True)
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    kept: list[Any] = []
+
+    def begin() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        run = tower.run()
+        task = loop.create_task(run.execute([Call("forever", {})]))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        kept.extend((run, task))
+        for _ in range(5):
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+        assert tower.statistics().running == 1
+        return loop
+
+    async def main() -> None:
+        async with tower.run() as run, asyncio.timeout(20):
+            assert (await run.execute([Call("quick", {})])).ok  # so that this loop is known
+            other = await asyncio.to_thread(begin)
+            if when == "before it waits":
+                other.close()
+            waiting = asyncio.ensure_future(run.execute([Call("quick", {})]))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if when == "while it waits":
+                assert not waiting.done()
+                other.close()
+            assert (await waiting).ok
+
+    with expected_complaints():
+        asyncio.run(main())
+        asyncio.run(kept[0].aclose())
+        kept.clear()
+
+
 def test_a_caller_is_thrown_away_after_its_loop_was_closed(stage: Stage) -> None:
     """G3, G12: a coroutine of `execute` that somebody drove by hand is closed when its loop is gone: it holds and
     waits for nothing from then on.

@@ -205,6 +205,30 @@ def test_s2_a_thread_is_sealed_at_once_and_a_coroutine_when_it_ends(kind: str, s
     stage.run(main())
 
 
+@pytest.mark.parametrize("kind", ["coroutine", "shared task"])
+def test_s2_run_time_counts_from_the_first_line(kind: str, stage: Stage) -> None:
+    """S2: a loop that is blocked between the grant and the first line eats nothing of the time to run, and the deadline
+    that the handler is told counts from there too.
+    """
+    tower = stage.tower(timeout=1.0)
+    told: list[float] = []
+
+    @tower.tool(independent=True, own_task=kind == "coroutine")
+    async def work(ctx: Context[None]) -> str:
+        told.append(ctx.deadline)
+        return await stage.work("work", 0.9)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            task = asyncio.ensure_future(run.execute([Call("work", {})]))
+            await asyncio.sleep(0)  # it is granted in this turn
+            stage.clock.value += 5  # a handler of somebody else's that does not yield
+            assert (await task).ok
+
+    stage.run(main())
+    assert told == [6.0]
+
+
 def test_s2_defaults() -> None:
     """S2, API: `max_wait` 30 s, `timeout` 300 s, `grace` 5 s."""
     policy = Tower().policy

@@ -2749,3 +2749,127 @@ def test_g1_a_fault_of_its_own_seals_the_batch_and_is_raised(stage: Stage, monke
             assert codes == ["cancelled", "handler_error", "cancelled", "cancelled"]
 
     stage.run(main())
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (BaseExceptionGroup("g", [KeyboardInterrupt()]), KeyboardInterrupt),
+        (BaseExceptionGroup("g", [ValueError(), BaseExceptionGroup("h", [SystemExit(7)])]), SystemExit),
+        (BaseExceptionGroup("g", [SystemExit(7), KeyboardInterrupt()]), KeyboardInterrupt),
+        (BaseExceptionGroup("g", [asyncio.CancelledError(), ValueError()]), None),
+    ],
+    ids=["interrupt", "exit within", "both", "neither"],
+)
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_r84_an_exit_inside_a_group_leaves_after_sealing(
+    stage: Stage, raised: BaseException, told: type[BaseException] | None, in_thread: bool
+) -> None:
+    """R-84, G1: a task group wraps an interrupt in a group: it ends the batch and reaches the caller like a bare one; a
+    group without one is an ordinary failure.
+    """
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def grouped() -> None:
+        raise raised
+
+    @tower.tool(independent=True)
+    def grouped_in_thread() -> None:
+        raise raised
+
+    @tower.tool(independent=True)
+    async def beside() -> str:
+        return await stage.work("beside", 5)
+
+    calls = [Call("grouped_in_thread" if in_thread else "grouped", {}), Call("beside", {})]
+
+    async def main() -> None:
+        async with tower.run() as run:
+            if told is None:
+                await run.execute(calls)
+            else:
+                with pytest.raises(told):
+                    await run.execute(calls)
+            assert run.last_batch is not None
+            assert codes(run.last_batch) == ["handler_error", None if told is None else "cancelled"]
+
+    stage.run(main())
+
+
+def test_a_very_deep_group_is_looked_through(stage: Stage) -> None:
+    """R-84: groups within groups, deeper than the interpreter's stack, are told like any other."""
+    tower = stage.tower()
+    error: BaseException = KeyboardInterrupt()
+    for _ in range(5_000):
+        error = BaseExceptionGroup("g", [error])
+
+    @tower.tool(independent=True)
+    async def deep() -> None:
+        raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        run_batch(stage, tower, [Call("deep", {})])
+
+
+class _Hostile(str):
+    """Text whose every use fails."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ZeroDivisionError
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+    def __getitem__(self, key: Any) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("field", ["tool", "id", "idempotency_key", "needs", "arguments"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_fields_of_a_call_that_cannot_be_used(stage: Stage, field: str, wrapped: bool) -> None:
+    """G1: a Call or a Batch made by hand with fields that are nothing of what they should be is refused by name before
+    anything runs, or answered; it never hangs and never fails half-way.
+    """
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def work() -> str:
+        return await stage.work("work", 1)
+
+    told: list[str] = []
+    for value in (_Hostile("x"), object(), 7, b"x", ["x"], float("nan")):
+        fields: dict[str, Any] = {"tool": "work", "arguments": {}, field: value}
+        calls: Any = [Call("work", {}), Call(**fields)]
+
+        async def main(calls: Any = calls) -> None:
+            async with tower.run() as run:
+                try:
+                    done = await run.execute(Batch(tuple(calls)) if wrapped else calls)
+                except InputError as caught:
+                    told.append(str(caught))
+                    assert run.last_batch is None
+                else:
+                    assert len(done) == 2
+
+        stage.run(main())
+    assert all("[1]" in one for one in told)
+    assert bool(told) == (field not in ("tool", "arguments"))
+
+
+@pytest.mark.parametrize("calls", [7, None, "work", [7], ("work",), [Call("work", {})]])
+def test_a_batch_made_by_hand_is_looked_through(stage: Stage, calls: Any) -> None:
+    """G1: the calls of a Batch are checked like those of a list."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def work() -> str:
+        return "done"
+
+    if isinstance(calls, list) and isinstance(calls[0], Call):
+        assert run_batch(stage, tower, Batch(calls)).ok  # type: ignore[arg-type]
+    else:
+        with pytest.raises(InputError):
+            run_batch(stage, tower, Batch(calls))  # type: ignore[arg-type]

@@ -846,3 +846,23 @@ def test_g1_a_reason_that_utf8_cannot_hold_hangs_nobody(stage: Stage, steps: int
                 result.message.encode()
 
     stage.run(main())
+
+
+def test_the_pool_of_a_closed_run_goes_with_its_last_orphan(stage: Stage) -> None:
+    """G12: a run is closed over work that goes on: its pools are shown while they are held, and not a moment longer,
+    with no other run to come by.
+    """
+    tower = stage.tower(pools={"own": Pool(1, scope="run")}, grace=0.5)
+
+    @tower.tool(independent=True, pools=["own"], timeout=0.5)
+    async def deaf() -> str:
+        return await stage.stubborn("deaf", 5)
+
+    async def main() -> None:
+        async with tower.run(run_id="r") as run:
+            assert (await run.execute([Call("deaf", {})]))[0].still_running
+        assert {"run:r", "run:1"} & set(tower.statistics().pools)
+        await stage.settled(tower)
+        assert set(tower.statistics().pools) == {"process"}
+
+    stage.run(main())

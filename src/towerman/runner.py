@@ -30,7 +30,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, cast
-from weakref import WeakKeyDictionary
 
 from towerman import sealing
 from towerman.access import AccessRefused
@@ -51,6 +50,9 @@ from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot
 SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""
 
+LOOK_SECONDS: Final = 1.0
+"""How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
+
 _log: Final = logging.getLogger("towerman")
 
 _UNDECLARED: Final = {
@@ -65,9 +67,10 @@ Notes = Sequence[tuple[str, Entry[Owner], str]]
 class Shell:
     """The runner of one event loop."""
 
-    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, others: Shells) -> None:
         self.core = core
         self.loop = loop
+        self._others = others
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
         self._todo: deque[Slot] = deque()
@@ -343,21 +346,28 @@ class Shell:
                 shell.post(entry)
         if not self._draining:
             self._drain()
-        if self.core.gate.wake_at < self._timer_at:
-            self._arm(self.core.gate.wake_at)
+        due = self._due() if self.core.crowded else self.core.gate.wake_at
+        if due < self._timer_at:
+            self._arm(due)
 
     def _drain(self) -> None:
         todo = self._todo
         self._draining = True
         try:
             while todo:
-                entry = todo.popleft()
-                if entry.status == GRANTED:
-                    self._start(entry)
-                else:
-                    self._rejected(entry)
+                self._carry_out(todo.popleft())
         finally:
             self._draining = False
+
+    def _carry_out(self, entry: Slot) -> None:
+        """One decision of the gate: start the call, or seal it."""
+        try:
+            if entry.status == GRANTED:
+                self._start(entry)
+            else:
+                self._rejected(entry)
+        except Exception as fault:
+            self._faulty(*entry.owner, entry, fault)
 
     def post(self, entry: Slot) -> None:
         """From another loop: a decision for a call of this one."""
@@ -428,15 +438,25 @@ class Shell:
                     message = "Not started: the loop's task factory made no task for it."
                     self._never_started(job, "handler_error", message, "error")
 
+    def _begin(self, job: Job, keywords: dict[str, object]) -> None:
+        """The handler's first line is next: its run time counts from here."""
+        tool, work = job.tool, job.work
+        now = job.started = self.core.now()
+        due = now + tool.timeout
+        if work.run.limit < due:
+            due = work.run.limit
+        job.due = due
+        if tool.context_parameter is not None:
+            cast("Context[object]", keywords[tool.context_parameter]).deadline = due
+        if self.core.emit is not None:
+            self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+
     async def _in_task(self, job: Job, keywords: dict[str, object]) -> None:
         """The body of a call's task. With own_task=False it goes on with the batch's next such call."""
-        core = self.core
         while True:
             tool = job.tool
-            job.started = core.now()
-            if core.emit is not None:
-                self._tell(job.work, job.index, "started", waited=job.granted - job.entry.since)
             try:
+                self._begin(job, keywords)
                 value = tool.handler(**keywords)
                 if tool.is_async or inspect.isawaitable(value):
                     value = await value  # type: ignore[misc]  # whatever is awaitable
@@ -473,10 +493,8 @@ class Shell:
 
     def _in_thread(self, job: Job, keywords: dict[str, object]) -> tuple[object, Encoded | EncodingError]:
         """The body of a call on a worker thread: also waits for what a handler returns, and encodes it there."""
-        core, tool = self.core, job.tool
-        job.started = core.now()
-        if core.emit is not None:
-            self._tell(job.work, job.index, "started", waited=job.granted - job.entry.since)
+        tool = job.tool
+        self._begin(job, keywords)
         value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
@@ -531,8 +549,7 @@ class Shell:
                 jobs = [lost]
             for job in jobs:
                 if job.entry.status == GRANTED:
-                    if job.sealed:
-                        core.orphans -= 1
+                    self._count_orphan(job, 0)
                     job.sealed = True
                     decided += gate.finish(job.entry, now)
         return decided
@@ -568,21 +585,62 @@ class Shell:
         try:
             self._end(job, value, error, encoded)
         except Exception as fault:
-            self._faulty(job, fault)
+            self._faulty(job.work, job.index, job.entry, fault, job, ended=True)
 
-    def _faulty(self, job: Job, fault: Exception) -> None:
-        """A fault of Towerman's own at the end of a call: the batch is ended, sealed and told; nobody waits on."""
-        core, work, index = self.core, job.work, job.index
+    def _faulty(
+        self, work: Work, index: int, entry: Slot, fault: Exception, job: Job | None = None, *, ended: bool = False
+    ) -> None:
+        """A fault of Towerman's own in dealing with a call: the batch is ended, sealed and told; nobody waits on.
+
+        Args:
+            entry: what the gate knows the call by.
+            job: the call, if it was granted.
+            ended: its work is over.
+        """
+        core = self.core
         work.error = work.error or fault
-        job.sealed = True
-        work.jobs.pop(index, None)
+        job = work.jobs.pop(index, job)
+        goes_on = False
+        if job is not None:
+            job.sealed = True
+            goes_on = not ended and not self._called_off(job)
         if work.results[index] is None:
-            applied: Applied = "no" if job.tool.effect_free else "unknown"
-            message = f"Towerman failed at the end of this call ({type(fault).__name__})."
-            self._seal_failure(job, core.now(), "error", "handler_error", message, applied, "unknown")
-        self._give_back(job.entry)
+            tool, started = work.tools[index], ended or goes_on
+            applied: Applied = "unknown" if started and (tool is None or not tool.effect_free) else "no"
+            result = sealing.faulty(index, work.calls[index], started, applied, still_running=goes_on)
+            self._seal(work, index, result, core.now())
+        try:
+            if goes_on:
+                with core.lock:
+                    decided = []
+                    if entry.status == GRANTED and not entry.orphan:  # or it was one before the fault
+                        decided = core.gate.orphan(entry, core.now())
+                    if job is not None:
+                        self._count_orphan(job, 1)
+                self._take(decided)
+            else:
+                if job is not None:
+                    with core.lock:
+                        self._count_orphan(job, 0)
+                self._give_back(entry)
+        except Exception as another:  # of the gate: those who wait for their results come first
+            work.error.add_note(f"and then: {type(another).__name__}")
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
         self._hand_on(work)
+
+    def _count_orphan(self, job: Job, goes_on: int) -> None:
+        """Count an orphan, or count it out, once; under the lock."""
+        self.core.orphans += goes_on - job.orphan
+        job.orphan = goes_on
+
+    @staticmethod
+    def _called_off(job: Job) -> bool:
+        """Keep a granted call from its first line, or tell it to stop if it is past it; was it before?"""
+        if job.ticket is not None:
+            return job.ticket.take()
+        if job.task is not None:
+            cast("asyncio.Task[None]", job.task).cancel()
+        return job.started == NOT_STARTED
 
     def _end(
         self, job: Job, value: object, error: BaseException | None, encoded: Encoded | EncodingError | None
@@ -595,7 +653,7 @@ class Shell:
         else:
             job.sealed = True
             del work.jobs[index]
-            if job.why is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+            if job.why is not None and (error is None or exit_in(error) is None):
                 self._seal_stopped(job, now, still_running=False)
             elif error is None:
                 self._seal_value(job, value, encoded, now)
@@ -617,16 +675,14 @@ class Shell:
             entry = decided[0]
             self._draining = True  # an eager task may end while it is made: what that decides stands behind it
             try:
-                if entry.status == GRANTED:
-                    self._start(entry)
-                else:
-                    self._rejected(entry)
+                self._carry_out(entry)
             finally:
                 self._draining = False
             if self._todo:
                 self._drain()
-            if gate.wake_at < self._timer_at:
-                self._arm(gate.wake_at)
+            due = self._due() if core.crowded else gate.wake_at
+            if due < self._timer_at:
+                self._arm(due)
         elif decided or notes:
             self._take(decided, notes)
         if not work.left and work.waiters:
@@ -636,11 +692,12 @@ class Shell:
         """An orphan has ended: what it brings is dropped and counted."""
         core, work, index = self.core, job.work, job.index
         work.ended[index] = now
-        core.orphans -= 1
-        if error is None:
-            core.late_results += 1
-        elif isinstance(error, KeyboardInterrupt | SystemExit) and work.left:
-            self._interrupt(work, error)
+        with core.lock:
+            self._count_orphan(job, 0)
+            core.late_results += error is None
+        leaving = exit_in(error) if error is not None else None
+        if leaving is not None and work.left:
+            self._interrupt(work, leaving)
         if core.emit is not None:
             if error is None:
                 self._tell(work, index, "late_result", ran=now - job.started)
@@ -702,10 +759,11 @@ class Shell:
         else:
             message = sealing.raised(error)
         self._seal_failure(job, now, "error", code, message, applied, error=error)
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            self._interrupt(job.work, error)
+        leaving = exit_in(error)
+        if leaving is not None:
+            self._interrupt(job.work, leaving)
 
-    def _interrupt(self, work: Work, error: BaseException) -> None:
+    def _interrupt(self, work: Work, error: KeyboardInterrupt | SystemExit) -> None:
         """A handler wants the process to end: the batch is sealed, then the caller gets it."""
         if not isinstance(work.error, KeyboardInterrupt | SystemExit):
             work.error = error
@@ -783,8 +841,17 @@ class Shell:
             return
         work.keywords[index] = None
         work.wants[index] = None
-        result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for)
+        try:
+            result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for)
+        except Exception as fault:
+            self._seal_plain(work, index, fault)
+            return
         self._seal(work, index, result, self.core.now())
+
+    def _seal_plain(self, work: Work, index: int, fault: Exception) -> None:
+        """Seal a call that does not start where the words for it could not be made."""
+        work.error = work.error or fault
+        self._seal(work, index, sealing.faulty(index, work.calls[index], False, "no"), self.core.now())
 
     def _rejected(self, entry: Slot) -> None:
         """The gate said no to a call that waited, or could not wait."""
@@ -894,7 +961,11 @@ class Shell:
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
-        self._take_back(work, code)
+        try:
+            self._take_back(work, code)
+        except Exception as fault:  # what is left in the gate is taken out at the end
+            work.error = work.error or fault
+            work.given_up = True
         for job in list(work.jobs.values()):
             if code != "sibling_failed":
                 self._stop(job, "cancelled", reason)
@@ -908,7 +979,10 @@ class Shell:
         turn = core.now() + SLICE
         for index in range(start, len(work.calls)):
             if work.results[index] is None and index not in work.jobs:
-                self._seal_closed(work, index)
+                try:
+                    self._seal_closed(work, index)
+                except Exception as fault:
+                    self._seal_plain(work, index, fault)
             if not index & 15 and core.now() > turn:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
@@ -925,6 +999,12 @@ class Shell:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
         if job.why is not None or job.sealed:
             return
+        try:
+            self._tell_to_stop(job, why, reason)
+        except Exception as fault:
+            self._faulty(job.work, job.index, job.entry, fault, job)
+
+    def _tell_to_stop(self, job: Job, why: Code, reason: str) -> None:
         core = self.core
         now = core.now()
         job.why = why
@@ -973,12 +1053,12 @@ class Shell:
         work.jobs.pop(index, None)
         self._seal_stopped(job, now, still_running=True)
         with core.lock:
-            core.orphans += 1
             if core.policy.on_orphan == "hold":
                 decided = core.gate.orphan(job.entry, now)
             else:
-                core.orphans_released += 1
                 decided = core.gate.finish(job.entry, now)
+                core.orphans_released += 1
+            self._count_orphan(job, 1)
             notes = self._notes()
         if core.emit is not None:
             self._tell(work, index, "orphaned", ran=_ran(job, now))
@@ -1042,12 +1122,22 @@ class Shell:
         self._timer_at = instant
         self._timer = self.loop.call_later(max(0.0, instant - self.core.now()), self._on_time)
 
+    def _due(self) -> float:
+        """When the gate is due, or other loops are to be looked at."""
+        core = self.core
+        due = core.gate.wake_at
+        if core.crowded and core.gate.statistics()["parked"]:
+            due = min(due, core.now() + LOOK_SECONDS)
+        return due
+
     def _on_time(self) -> None:
         """Something may be due: waits, run times, graces."""
         core = self.core
-        now = core.now()
         self._timer = None
         self._timer_at = NEVER
+        if core.crowded:
+            self._others.bury()
+        now = core.now()
         if core.gate.wake_at <= now:
             with core.lock:
                 decided = core.gate.tick(now)
@@ -1056,10 +1146,13 @@ class Shell:
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
-                self._look_at(job, now)
+                try:
+                    self._look_at(job, now)
+                except Exception as fault:
+                    self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, core.gate.wake_at)
+        following = min(following, self._due())
         if following < self._timer_at:
             self._arm(following)
 
@@ -1071,6 +1164,8 @@ class Shell:
         elif job.due <= now:
             if job.why is not None:
                 self._orphan(job, now)
+            elif job.started == NOT_STARTED and now < job.work.run.limit:
+                job.due = min(now + job.tool.timeout, job.work.run.limit)  # its run time has not begun
             else:
                 self._stop(job, "deadline_exceeded" if now >= job.work.run.limit else "handler_timeout", "")
 
@@ -1123,16 +1218,18 @@ class Shells:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._shells: WeakKeyDictionary[asyncio.AbstractEventLoop, Shell] = WeakKeyDictionary()
+        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
 
     def here(self) -> Shell:
         """The shell of the running loop."""
         loop = asyncio.get_running_loop()
         shell = self._shells.get(loop)
+        if shell is None or self._core.crowded:
+            self.bury()
         if shell is None:
-            self.bury()  # a new loop: the last one may have gone
             with self._core.lock:
-                shell = self._shells[loop] = Shell(self._core, loop)
+                shell = self._shells[loop] = Shell(self._core, loop, self)
+                self._core.crowded = len(self._shells) > 1
         return shell
 
     def bury(self) -> None:
@@ -1140,6 +1237,7 @@ class Shells:
         with self._core.lock:
             gone = [loop for loop in self._shells if loop.is_closed()]
             shells = [self._shells.pop(loop) for loop in gone]
+            self._core.crowded = len(self._shells) > 1
         for shell in shells:
             shell.bury()
 
@@ -1249,6 +1347,21 @@ def _text_of(error: ToolError, limit: int) -> str:
     """What a handler tells the model, bounded; a subclass may have left it out, or made it something else."""
     text = getattr(error, "text", None)
     return encode(text, limit).text if isinstance(text, str) and text.strip() else "The tool failed."
+
+
+def exit_in(error: BaseException) -> KeyboardInterrupt | SystemExit | None:
+    """The wish to end the process that an exception is, or that a group holds; an interrupt goes first."""
+    found: KeyboardInterrupt | SystemExit | None = None
+    stack = [error]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, KeyboardInterrupt):
+            return one
+        if isinstance(one, SystemExit):
+            found = one
+        elif isinstance(one, BaseExceptionGroup) and not isinstance(one, ExceptionGroup):
+            stack.extend(one.exceptions)
+    return found
 
 
 def _print_traceback(error: BaseException) -> None:

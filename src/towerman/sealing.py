@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from towerman.bounds import Encoded, EncodingError, encode
-from towerman.calls import Call, Outcome, Result, Retryable, make_result
+from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result
 from towerman.errors import Code
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
@@ -135,6 +135,32 @@ def refused(
         waited=waited,
         waited_for=waited_for,
         original_bytes=len(content.encode()),
+    )
+
+
+def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+    """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
+    message = "Towerman failed in dealing with this call."
+    outcome: Outcome = "cancelled" if still_running else "error"
+    code: Code = "cancelled" if still_running else "handler_error"
+    content = (
+        f'{{"error":{{"code":"{code}","message":"{message}","outcome":"{outcome}",'
+        f'"started":{"true" if started else "false"},"applied":"{applied}","retryable":"unknown"}}}}'
+    )
+    return make_result(
+        index,
+        call.id,
+        call.tool[:NAME_CHARACTERS],
+        outcome,
+        code,
+        message,
+        content,
+        started=started,
+        applied=applied,
+        retryable="unknown",
+        attempts=int(started),
+        still_running=still_running,
+        original_bytes=len(content),
     )
 
 

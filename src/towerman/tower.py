@@ -278,7 +278,7 @@ class Run:
         """
         if on_result is not None:
             _check_hook(on_result)
-        batch = calls if isinstance(calls, Batch) else self._decode(calls, format)
+        batch = self._decode(calls, format)
         shell = self._tower._shells.here()
         work: Work | None = None
 
@@ -685,8 +685,12 @@ class Tower:
             for name, pool in self.policy.pools.items():
                 if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
                     self._stale.add(pool_key(name, pool.scope, state))
-            self._stale = {key for key in self._stale if not core.gate.ledger.drop_pool(key)}
+            self._sweep()
         self._shells.rest()
+
+    def _sweep(self) -> None:
+        """Forget pools that nobody can use any more, once their last orphan has ended; under the lock."""
+        self._stale = {key for key in self._stale if not self._core.gate.ledger.drop_pool(key)}
 
     # ---------------------------------------------------------------- looking in, ending
 
@@ -717,6 +721,7 @@ class Tower:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
         core = self._core
         with core.lock:
+            self._sweep()
             queued = core.gate.queue_lengths()
             gate = core.gate.statistics()
             pools: dict[str, PoolStatistics] = {}
@@ -820,8 +825,13 @@ class Tower:
 
 def _is_plain(call: Call) -> bool:
     """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
-    fields: tuple[object, ...] = (call.tool, call.id, call.idempotency_key or "")
-    return call.needs == () and isinstance(call.arguments, dict | str) and all(type(one) is str for one in fields)
+    fields: tuple[object, ...] = (call.tool, call.id, "" if call.idempotency_key is None else call.idempotency_key)
+    return (
+        type(call.needs) is tuple
+        and not call.needs
+        and type(call.arguments) in (dict, str)
+        and all(type(one) is str for one in fields)
+    )
 
 
 def _check_hook(hook: object) -> None:

@@ -143,6 +143,7 @@ class Job:
 
     started = NOT_STARTED
     sealed = False
+    orphan = 0
     # The task is the runner's; this room only keeps it.
     task: object = None
     ticket: Ticket | None = None
@@ -302,6 +303,7 @@ class Core:
 
     Attributes:
         emit: takes an Event for the observers; None while there are none.
+        crowded: more than one loop uses the tower.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -315,6 +317,7 @@ class Core:
         self.any_ordered = False
         self.any_exclusive = False
         self.any_subtree = False
+        self.crowded = False
         self.answered = 0
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}

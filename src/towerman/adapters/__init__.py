@@ -83,8 +83,8 @@ def decode(data: object, format: str | None = None) -> Batch:
 
     Args:
         data: a provider's response, its message, a bare list of tool calls or content blocks, a list of Call or dict,
-            or one of these as JSON text; a Batch is returned as it is. It is not changed, and must not be changed
-            while the batch is in use.
+            or one of these as JSON text; a Batch is looked through and returned as it is. What is given is not
+            changed, and must not be changed while the batch is in use.
         format: the format to read it as; None to find out.
 
     Raises:
@@ -92,7 +92,12 @@ def decode(data: object, format: str | None = None) -> Batch:
         PolicyError: an unknown format.
     """
     value = reading.opened(data)
-    return _adapter(_detected(value) if format is None else format).decode(value)
+    adapter = _adapter(_detected(value) if format is None else format)
+    if isinstance(value, Batch):
+        from towerman.adapters.native import checked_batch
+
+        return checked_batch(value)
+    return adapter.decode(value)
 
 
 def encode(batch: Batch, results: Sequence[Result], format: str | None = None) -> Messages:

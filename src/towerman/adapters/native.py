@@ -13,6 +13,7 @@ Not here: plans with references (`{"plan": [...]}`), which are not read.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final
 
@@ -24,6 +25,7 @@ from towerman.adapters.reading import (
     identifier,
     items_of,
     opened,
+    plain_text,
     refuse,
     tool_name,
 )
@@ -90,6 +92,20 @@ def decode(data: object) -> Batch:
     return Batch(calls, "towerman")
 
 
+def checked_batch(batch: Batch) -> Batch:
+    """A batch that was made by hand: its calls are looked at like those of a list.
+
+    Raises:
+        InputError: what it holds is no tuple of calls; the message names the place and the fix.
+    """
+    calls: object = batch.calls
+    if not isinstance(calls, tuple | list):
+        raise InputError(f"calls: a tuple of Call is wanted, got {described(calls)}")
+    if isinstance(calls, tuple) and all(type(call) is Call and _is_sound(call) for call in calls):
+        return batch
+    return replace(batch, calls=decode(list(calls)).calls)
+
+
 def _is_sound(call: Call) -> bool:
     """The fields of a Call have the types that they are declared with (a dataclass does not look)."""
     tool: object = call.tool
@@ -98,8 +114,9 @@ def _is_sound(call: Call) -> bool:
     return (
         type(tool) is str
         and type(own) is str
-        and isinstance(call.arguments, dict | str)
-        and call.needs == ()
+        and type(call.arguments) in (dict, str)
+        and type(call.needs) is tuple
+        and not call.needs
         and (key is None or type(key) is str)
     )
 
@@ -176,8 +193,10 @@ def _needs(value: object, place: str) -> tuple[str, ...]:
 
 
 def _key(value: object, place: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return plain_text(value)
     raise InputError(f"{place}: text is wanted, got {described(value)}")
 
 

@@ -199,25 +199,28 @@ def _hint(data: object) -> str:
 
 def identifier(value: object) -> str:
     """An id as it came; a whole number as its digits; "" for what cannot be an id."""
-    if type(value) is str:
-        return value
     if isinstance(value, str):
-        return str.__str__(value)
+        return plain_text(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**64:
         return str(value)
     return ""
 
 
+def plain_text(value: str) -> str:
+    """Text of the plain type: what a subclass would do when it is compared or hashed does not matter any more."""
+    return value if type(value) is str else str.__str__(value)
+
+
 def tool_name(value: object) -> str:
     """A name as it came, or "" for what is no text: that call is answered `unknown_tool`, its siblings run."""
-    return value if isinstance(value, str) else ""
+    return plain_text(value) if isinstance(value, str) else ""
 
 
 def argument_value(value: object) -> Mapping[str, object] | str:
     """Arguments as they came: text or a mapping; "" where there are none; other things as JSON text, to be refused
     for that call by the arguments room."""
     if isinstance(value, str):
-        return value
+        return plain_text(value)
     if value is None:
         return ""
     fields = fields_of(value)
@@ -225,7 +228,7 @@ def argument_value(value: object) -> Mapping[str, object] | str:
         return fields
     try:
         return json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # what no JSON can be made of, and what fails when it is looked at
         return "null"
 
 
