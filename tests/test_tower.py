@@ -232,7 +232,7 @@ def test_provider_options() -> None:
         ({"deadline": datetime(2030, 1, 1)}, "deadline: a datetime needs a time zone"),  # noqa: DTZ001
         ({"max_concurrency": 0}, "max_concurrency: a whole number, 1 or more"),
         ({"fail_fast": 1}, "fail_fast: True or False"),
-        ({"allow": 5}, "allow: tool names or patterns such as 'crm_*'; got int"),
+        ({"allow": 5}, "allow: tool names or patterns such as 'crm_*'; got 5"),
         ({"deny": [None]}, "deny: tool names or patterns such as 'crm_*'; got NoneType"),
         ({"allow": ""}, "allow: tool names or patterns"),
     ],

@@ -9,6 +9,7 @@ given as a deadline) are turned into monotonic ones here, once, when they come i
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime
 from typing import Protocol
@@ -80,5 +81,9 @@ def instant_of(deadline: float | datetime, now: float, *, wall: datetime | None 
             raise ValueError("deadline: a datetime needs a time zone, for example datetime.now(UTC)")
         return now + (deadline - (wall or datetime.now(UTC))).total_seconds()
     if isinstance(deadline, bool) or not deadline >= 0:
-        raise ValueError(f"deadline: seconds from now, 0 or more, or an aware datetime; got {deadline!r}")
-    return now + float(deadline)
+        told = repr(deadline) if deadline > -1e15 or deadline != deadline else "a number far below 0"
+        raise ValueError(f"deadline: seconds from now, 0 or more, or an aware datetime; got {told}")
+    try:
+        return now + float(deadline)
+    except OverflowError:  # a whole number beyond all that floats can hold
+        return math.inf

@@ -11,7 +11,6 @@ Not here: resource templates (access), argument schemas (arguments), what is hel
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -58,9 +57,21 @@ bounded queue (R-71). What is given beside a preset wins over it."""
 # -------------------------------------------------------------------------------------------- checks
 
 
+MOST_SECONDS: Final = 1e15
+"""Seconds that no option reaches: more is a mistake, or a number that no clock can be added to."""
+
+
+def shown(given: object) -> str:
+    """An option's wrong value for a message: short ones as they are, of others the type. It never fails."""
+    if isinstance(given, int) and abs(given) >= 10**20:
+        return "a number of more than 20 digits"
+    if type(given) in (str, int, float, bool) or given is None:
+        return repr(given)[:80]
+    return type(given).__name__[:80]
+
+
 def _say(where: str, given: object, allowed: str) -> PolicyError:
-    shown = repr(given) if isinstance(given, int | float | str | None) else type(given).__name__
-    return PolicyError(f"{where}: {allowed}; got {shown[:80]}")
+    return PolicyError(f"{where}: {allowed}; got {shown(given)}")
 
 
 def whole(where: str, value: object, *, least: int = 1) -> int:
@@ -72,7 +83,7 @@ def whole(where: str, value: object, *, least: int = 1) -> int:
 
 def seconds(where: str, value: object, *, zero: bool = False) -> float:
     """A finite number of seconds above 0 (or from 0)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST_SECONDS < value < MOST_SECONDS:
         raise _say(where, value, "a finite number of seconds")
     if value < 0 or (value == 0 and not zero):
         raise _say(where, value, "seconds, 0 or more" if zero else "seconds, more than 0")
@@ -92,8 +103,8 @@ _WordT = TypeVar("_WordT")
 def word(where: str, value: object, allowed: object) -> str:
     """One of the words of a Literal."""
     words = cast("tuple[str, ...]", get_args(allowed))
-    if value not in words:
-        near = get_close_matches(str(value), words, 1)
+    if not isinstance(value, str) or value not in words:
+        near = get_close_matches(value, words, 1) if isinstance(value, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise _say(where, value, f"one of {', '.join(map(repr, words))}{hint}")
     return value
@@ -147,7 +158,7 @@ class Pool:
         if self.reserve >= self.permits:
             raise PolicyError(
                 f"Pool.reserve: below permits ({self.permits}), or runs of priority 0 could never start; "
-                f"got {self.reserve}"
+                f"got {shown(self.reserve)}"
             )
 
 
@@ -244,7 +255,7 @@ def tool_policy(
             given[key] = seconds(f"{where}: {key}", given[key])
     if "weight" in given and whole(f"{where}: weight", given["weight"]) > max_concurrency:
         raise PolicyError(
-            f"{where}: weight {given['weight']} is more than the tower's max_concurrency {max_concurrency}: "
+            f"{where}: weight {shown(given['weight'])} is more than the tower's max_concurrency {max_concurrency}: "
             "it could never run"
         )
     if "max_concurrency" in given:
@@ -274,21 +285,21 @@ def tool_policy(
 def _tool_pools(where: str, given: object, pools: Mapping[str, Pool]) -> tuple[tuple[str, int], ...]:
     if isinstance(given, str):
         given = [given]
-    if isinstance(given, Mapping):
+    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
         wanted = dict(given)
-    elif isinstance(given, Sequence):
+    elif isinstance(given, Sequence) and all(isinstance(key, str) for key in given):
         wanted = dict.fromkeys(given, 1)
     else:
         raise _say(f"{where}: pools", given, "a list of pool names or a mapping of name to permits")
     for key, units in wanted.items():
         pool = pools.get(key)
         if pool is None:
-            near = get_close_matches(str(key), pools, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f'; declare it: Tower(pools={{"{key}": 4}})'
-            raise PolicyError(f"{where}: no pool {key!r}{hint}")
+            near = get_close_matches(key, pools, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else f'; declare it: Tower(pools={{"{key[:40]}": 4}})'
+            raise PolicyError(f"{where}: no pool {shown(key)}{hint}")
         if whole(f"{where}: pools.{key}", units) > pool.permits - pool.reserve:
             raise PolicyError(
-                f"{where}: pools.{key}: {units} permits of a pool that has {pool.permits}"
+                f"{where}: pools.{key}: {shown(units)} permits of a pool that has {pool.permits}"
                 f"{f' less {pool.reserve} in reserve' if pool.reserve else ''}: it could never run"
             )
     return tuple(wanted.items())

@@ -61,6 +61,8 @@ _UNDECLARED: Final = {
     "independent": "its calls run beside all others",
 }
 
+_APPLIED: Final = ("no", "yes", "unknown")
+
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
 
@@ -755,7 +757,7 @@ class Shell:
         elif isinstance(error, ToolError):
             message = _text_of(error, tool.max_result_bytes // 2)
             given = getattr(error, "applied", None)
-            applied = given if given in ("no", "yes", "unknown") else applied
+            applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
         else:
             message = sealing.raised(error)
         self._seal_failure(job, now, "error", code, message, applied, error=error)

@@ -99,7 +99,9 @@ def compile_tool(
     if not callable(handler):
         raise PolicyError(f"a tool is made of a function; got {type(handler).__name__}")
     given = dict(options)
-    name = given.pop("name", None) or getattr(handler, "__name__", None)
+    name = given.pop("name", None)
+    if name is None:
+        name = getattr(handler, "__name__", None)
     if name is None:
         inner = getattr(handler, "func", None)  # functools.partial
         name = getattr(inner, "__name__", None)

@@ -43,6 +43,7 @@ from towerman.policy import (
     name_of,
     pools_of,
     seconds,
+    shown,
     whole,
 )
 from towerman.threads import Courier
@@ -148,10 +149,17 @@ class BatchResult(Sequence[Result]):
         return spans
 
     def timeline(self, width: int = 100) -> str:
-        """A drawing of the batch for people: one line a call, waiting and running apart."""
+        """A drawing of the batch for people: one line a call, waiting and running apart.
+
+        Args:
+            width: columns.
+
+        Raises:
+            PolicyError: a width that is no whole number above 0.
+        """
         from towerman import timeline
 
-        return timeline.draw(self.spans(), width=width)
+        return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
@@ -415,7 +423,11 @@ class Tower:
         self._prefix = os.urandom(4).hex()
         self._stale: set[str] = set()
         self._closed = False
-        for observer in observers:
+        try:
+            listed = tuple(observers)
+        except Exception:
+            raise PolicyError(f"observers: a list of callables; got {shown(observers)}") from None
+        for observer in listed:
             self.add_observer(observer)
         ledger = gate.ledger
         self._enforced = mode == "enforce"
@@ -607,7 +619,7 @@ class Tower:
         """
         core = self._core
         if isinstance(priority, bool) or not isinstance(priority, int):
-            raise PolicyError(f"priority: a whole number, higher goes first; got {priority!r}")
+            raise PolicyError(f"priority: a whole number, higher goes first; got {shown(priority)}")
         if run_id is not None:
             name_of("run_id", run_id)
         if tenant is not None:
@@ -849,9 +861,10 @@ def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None
 def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
     if patterns is None:
         return None
-    if not isinstance(patterns, Iterable):
-        raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(patterns).__name__}")
-    listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    try:
+        listed = [patterns] if isinstance(patterns, str) else list(patterns)
+    except Exception:
+        raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {shown(patterns)}") from None
     for pattern in cast("list[object]", listed):
         if not isinstance(pattern, str) or not pattern:
             raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(pattern).__name__}")

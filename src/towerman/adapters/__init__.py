@@ -21,7 +21,7 @@ from typing import Final, Protocol, cast
 
 from towerman.adapters import reading
 from towerman.calls import Batch, Result
-from towerman.errors import PolicyError
+from towerman.errors import InputError, PolicyError
 
 __all__ = ["FORMATS", "decode", "detect", "encode", "provider_options", "schemas", "turn"]
 
@@ -42,6 +42,9 @@ class _Adapter(Protocol):
 
 
 def _adapter(format: str) -> _Adapter:
+    given: object = format
+    if not isinstance(given, str):
+        raise PolicyError(f"format: a name of a format, as text; got {type(given).__name__}")
     # Imported on first use: most programs speak one format.
     if format == "openai":
         from towerman.adapters import openai
@@ -91,13 +94,21 @@ def decode(data: object, format: str | None = None) -> Batch:
         InputError: it is no batch of calls in that form; the message names the place and the fix.
         PolicyError: an unknown format.
     """
-    value = reading.opened(data)
-    adapter = _adapter(_detected(value) if format is None else format)
-    if isinstance(value, Batch):
-        from towerman.adapters.native import checked_batch
+    if format is not None:
+        _adapter(format)
+    try:
+        value = reading.opened(data)
+        adapter = _adapter(_detected(value) if format is None else format)
+        if isinstance(value, Batch):
+            from towerman.adapters.native import checked_batch
 
-        return checked_batch(value)
-    return adapter.decode(value)
+            return checked_batch(value)
+        return adapter.decode(value)
+    except (InputError, PolicyError):
+        raise
+    except Exception as fault:  # of an object that does not let itself be looked at
+        name = type(data).__name__[:64]
+        raise InputError(f"a {name} was handed in that fails when it is read ({type(fault).__name__})") from None
 
 
 def encode(batch: Batch, results: Sequence[Result], format: str | None = None) -> Messages:

@@ -176,7 +176,7 @@ def _id(value: object, place: str) -> str:
     if value is None:
         return ""
     own = identifier(value)
-    if not own and value != "":
+    if not own and not isinstance(value, str):
         raise InputError(f"{place}: text is wanted, got {described(value)}")
     return own
 
