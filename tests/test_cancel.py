@@ -25,7 +25,7 @@ import anyio
 import pytest
 from kit import CountedWorkers, Stage, VirtualLoop, gate_of, on_stage, sound, until, whole_again
 
-import towerman.runner
+import towerman.runner.intake
 from towerman import Call, Result, Run, ToolError, Tower
 from towerman.threads import Ticket
 from towerman.work import Job
@@ -452,7 +452,7 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
     what = f"{name}, {act.__name__ if act else 'nothing'} at {sorted(steps)}"
     patched = pytest.MonkeyPatch()
     if name == "in_slices":
-        patched.setattr(towerman.runner, "SLICE", -1.0)  # every look at the clock finds the slice used up
+        patched.setattr(towerman.runner.intake, "SLICE", -1.0)  # every look at the clock finds the slice used up
     try:
         fate, acted = stage.run(play(made, act, steps, seen))
         assert set(made.sealed) == set(range(len(made.calls))) or not made.sealed, what
@@ -1936,7 +1936,7 @@ def test_a_caller_that_is_thrown_away(stage: Stage) -> None:
 
 def test_a_caller_is_thrown_away_while_its_batch_is_prepared(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """G12: thrown away between two slices of the preparation: nothing of the batch starts."""
-    monkeypatch.setattr(towerman.runner, "SLICE", -1.0)
+    monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)
     tower = stage.tower(max_calls_per_batch=200)
 
     @tower.tool(independent=True)
@@ -2228,7 +2228,7 @@ def test_a_hook_cancels_between_two_grants_of_a_sliced_batch(stage: Stage, monke
     """G6, S16: in one step a call is started, one is refused, whose hook cancels the run, and two are granted: these
     never start.
     """
-    monkeypatch.setattr(towerman.runner, "SLICE", -1.0)  # so that sealing the rest takes several turns
+    monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)  # so that sealing the rest takes several turns
     tower = stage.tower(pools={"db": 1}, max_calls_per_batch=50)
 
     @tower.tool(independent=True)

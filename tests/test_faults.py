@@ -17,7 +17,7 @@ import pytest
 from kit import Stage, on_stage, sound, whole_again
 from test_cancel import SCENES, Scene
 
-import towerman.runner
+import towerman.runner.sealer
 import towerman.sealing
 from towerman import Call, Run
 from towerman.gate import Gate
@@ -107,7 +107,7 @@ PLACES: list[tuple[Any, str]] = [
         (towerman.sealing, name)
         for name in ("refused", "refusal", "closing", "stopped", "failure", "raised", "encoded")
     ),
-    (towerman.runner, "make_result"),
+    (towerman.runner.sealer, "make_result"),
 ]
 
 

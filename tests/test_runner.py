@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from kit import Latch, Stage, VirtualLoop, on_stage, sound, until
 
-import towerman.runner
+import towerman.runner.intake
+import towerman.runner.shell
 from towerman import Batch, BatchResult, Call, Context, Event, InputError, PolicyError, Pool, Result, ToolError, Tower
 
 stage = pytest.fixture(on_stage)
@@ -2605,7 +2606,7 @@ def test_an_observer_that_fails_or_sleeps_disturbs_nobody(stage: Stage) -> None:
 
 def test_f6_long_batches_give_the_loop_its_turn(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """F6: preparing, starting and cancelling a long batch is done in slices, with turns of the loop between them."""
-    monkeypatch.setattr(towerman.runner, "SLICE", -1.0)
+    monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)
     tower = stage.tower(max_calls_per_batch=2_000, run_concurrency=2)
 
     @tower.tool(independent=True)
@@ -2633,7 +2634,7 @@ def test_f6_long_batches_give_the_loop_its_turn(stage: Stage, monkeypatch: pytes
 
 def test_a_batch_is_cancelled_while_it_is_prepared(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-52, S16: cancelled between two slices of its preparation: nothing of it starts, nothing of it waits."""
-    monkeypatch.setattr(towerman.runner, "SLICE", -1.0)
+    monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)
     for kind in ("independent", "chain"):
         tower = stage.tower(max_calls_per_batch=500)
 
@@ -2708,7 +2709,7 @@ def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pyt
     async def main() -> None:
         async with tower.run() as run:
             with monkeypatch.context() as patched:
-                patched.setattr(towerman.runner, room, broken)
+                patched.setattr(towerman.runner.intake, room, broken)
                 with pytest.raises(ZeroDivisionError):
                     await run.execute([Call("work", {}), Call("nobody", {}), Call("work", {})])
             assert run.last_batch is not None
@@ -2730,10 +2731,10 @@ def test_g1_a_fault_of_its_own_seals_the_batch_and_is_raised(stage: Stage, monke
     async def work(seconds: float) -> str:
         return await stage.work("work", seconds)
 
-    shell = towerman.runner.Shell
+    shell = towerman.runner.shell.Shell
     end = shell._end
 
-    def broken(self: towerman.runner.Shell, job: Any, *rest: Any) -> None:
+    def broken(self: towerman.runner.shell.Shell, job: Any, *rest: Any) -> None:
         if job.index == 1:
             raise ArithmeticError("a fault")
         end(self, job, *rest)

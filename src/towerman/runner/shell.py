@@ -1,10 +1,9 @@
-"""The corridor: performs what plan and gate decide, runs handlers, seals results. The only room that knows asyncio.
+"""The runner of one loop: from the grant of a call to its end.
 
-Theory. A batch is prepared (each call looked up, permitted, checked), planned (which call waits for which) and
-offered to the gate as its calls get ready. The gate's grants are started: a coroutine in a task of its own, a sync
-function on a worker thread. Whatever comes of a call is sealed once, as the result at its index; what a call held
-goes back when its work has ended, which may be later. The batch is done when every index is sealed; only then does
-the caller get it, also when the caller was cancelled meanwhile.
+Theory. The gate's grants are started: a coroutine in a task of its own, a sync function on a worker thread. Whatever
+comes of a call is sealed once, as the result at its index; what a call held goes back when its work has ended, which
+may be later. The batch is done when every index is sealed; only then does the caller get it, also when the caller was
+cancelled meanwhile.
 
 Three ends of a running call: it ends by itself; its time is over; it is cancelled. A coroutine is told by a cancel
 and has `grace` seconds to end; a thread cannot be told. If the work goes on after its result is sealed, it is an
@@ -15,7 +14,7 @@ House rules. Deciding happens under the tower's lock, effects outside it. Nothin
 record. No task before admission; no future, timer or callback for a call: one timer for each loop looks at everything
 that is due. What must happen at an end happens in a synchronous function, so no cancel can come between.
 
-Not here: who may start (gate), in what order (plan), what a call wants (work), what results say (sealing).
+Not here: what is offered (intake), what results come to (sealer), who may start (gate), in what order (plan).
 """
 
 from __future__ import annotations
@@ -23,56 +22,39 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
-import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, cast
 
 from towerman import sealing
-from towerman.access import AccessRefused
-from towerman.arguments import ArgumentsRefused, near_names
-from towerman.bounds import Encoded, EncodingError, encode, fit_batch, recut
-from towerman.calls import Applied, Batch, Outcome, Result, Retryable, make_result, with_content
+from towerman.bounds import Encoded, EncodingError
+from towerman.calls import Applied, Batch, Outcome
 from towerman.clock import wall_time
-from towerman.errors import Code, ToolError
+from towerman.errors import Code
 from towerman.gate import GRANTED, NEVER, Entry, Offer
-from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.policy import OnResult
+from towerman.runner import intake
+from towerman.runner.intake import Intake
+from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.threads import Port, Ticket
 from towerman.tools import Tool
-from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Kind
-from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Want, Work
-
-SLICE: Final = 0.0005
-"""Seconds of preparing or sealing after which the loop gets a turn."""
+from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
 
-_log: Final = logging.getLogger("towerman")
-
-_UNDECLARED: Final = {
-    "ordered": "its calls run alone and in emitted order within their run",
-    "exclusive": "its calls run alone in the process",
-    "independent": "its calls run beside all others",
-}
-
-_APPLIED: Final = ("no", "yes", "unknown")
-
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
 
-class Shell:
+class Shell(Intake):
     """The runner of one event loop."""
 
-    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, others: Shells) -> None:
-        self.core = core
+    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+        super().__init__(core)
         self.loop = loop
-        self._others = others
+        self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
         self._todo: deque[Slot] = deque()
@@ -155,151 +137,6 @@ class Shell:
 
         work.waiters.append(wake)
         await waiter
-
-    async def _prepare(self, work: Work) -> None:
-        """Look up, permit, check; plan; offer what is ready. Gives the loop a turn where it takes long."""
-        core, run, calls = self.core, work.run, work.calls
-        if run.closed is not None:
-            self._close(work, "run_closed", "rejected", run.closed)
-            return
-        size = len(calls)
-        try:
-            needs = None
-            if any(call.needs for call in calls):
-                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
-        except PlanRefused as refused:
-            for index in range(size):
-                self._refuse(work, index, refused.code, refused.message)
-            self._hand_on(work)
-            return
-        most = size
-        if size > core.policy.max_calls_per_batch and needs is None and core.policy.on_excess == "tell":
-            most = core.policy.max_calls_per_batch
-            work.notice = (
-                f"Ran {most} of {size} calls: at most {most} calls are run for one response. "
-                "Narrow the request, or ask for the rest in the next turn."
-            )
-        turn = core.now() + SLICE
-        any_holds = False
-        for index in range(size):
-            if index < most:
-                want = self._check(work, index, size)
-                if want is not None and want.holds:
-                    any_holds = True
-            else:
-                # The notice has no place of its own in a conversation: the last one refused carries it.
-                short = f"Not run: at most {most} calls are run for one response."
-                self._refuse(work, index, "call_cap", work.notice or short if index == size - 1 else short)
-            if not index & 7 and core.now() > turn:
-                await asyncio.sleep(0)
-                turn = core.now() + SLICE
-                if work.closing is not None:
-                    return
-        if needs is not None or any_holds:
-            holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
-            work.plan = Plan(size, needs, holds, core.estimates(work.tools))
-            if not work.plan.trivial:
-                self._start_plan(work)
-                return
-        await self._start_all(work)
-
-    async def _start_all(self, work: Work) -> None:
-        """No edges: offer everything in emitted order, a slice at a time."""
-        core = self.core
-        offers: list[Offer[Owner]] = []
-        now = core.now()
-        turn = now + SLICE
-        for index, want in enumerate(work.wants):
-            if want is None:
-                continue
-            offers.append((want, (work, index), now))
-            if len(offers) >= 128:
-                self._offer(work, offers)
-                offers = []
-                now = core.now()
-                if now > turn:
-                    await asyncio.sleep(0)
-                    now = core.now()
-                    turn = now + SLICE
-                    if work.closing is not None:
-                        return
-        if offers:
-            self._offer(work, offers)
-        self._hand_on(work)
-
-    def _start_plan(self, work: Work) -> None:
-        """Edges: refused calls settle first, then what is ready is offered in the plan's order."""
-        plan = work.plan
-        for index in range(len(work.calls)):
-            blockers = plan.blockers(index, 3)
-            if blockers:
-                waits = work.waited_for[index] = tuple(f"call {other}" for _, other in blockers)
-                if self.core.emit is not None and work.results[index] is None:
-                    self._tell(work, index, "waiting", waiting_for=waits[0])
-        for index, result in enumerate(work.results):
-            if result is not None:
-                self._settle_in_plan(work, index, False)
-        self._offer_ready(work, plan.start())
-        self._hand_on(work)
-
-    def _check(self, work: Work, index: int, size: int) -> Want | None:
-        """What one call wants, or None when it was refused and sealed."""
-        core, run, call = self.core, work.run, work.calls[index]
-        name = _name(call.tool)
-        base = run.bases.get(name)
-        if base is None:
-            tool = core.tools.get(name)
-            if tool is None:
-                self._refuse(work, index, "unknown_tool", self._unknown(run, name))
-                return None
-            base = core.base(run, tool)
-            if not tool.policy.declares_access and tool.name not in core.hinted:
-                core.hinted.add(tool.name)
-                _log.info(
-                    "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
-                    tool.name,
-                    _UNDECLARED[tool.kind],
-                )
-        tool = base.of
-        work.tools[index] = tool
-        if run.may_call is not None and not run.may_call(name):
-            self._refuse(work, index, "permission_denied", f"The tool {name!r} is not allowed in this run.")
-            return None
-        if size > 1 and tool.policy.only_call:
-            self._refuse(
-                work, index, "not_alone", f"The tool {name!r} must be the only call of a response; call it again alone."
-            )
-            return None
-        if work.batch.truncated and (index == size - 1 or not tool.effect_free):
-            self._refuse(
-                work,
-                index,
-                "truncated_response",
-                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
-            )
-            return None
-        try:
-            keywords = tool.checker.check(call.arguments)
-        except ArgumentsRefused as refused:
-            self._refuse(work, index, "invalid_arguments", refused.message)
-            return None
-        if not base.shared:
-            assert tool.rule is not None
-            try:
-                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
-            except AccessRefused as unnamed:
-                self._refuse(work, index, unnamed.code, str(unnamed))
-                return None
-            base = core.want(base, run, accesses)
-        work.keywords[index] = keywords
-        work.wants[index] = base
-        return base
-
-    def _unknown(self, run: RunState, name: str) -> str:
-        known = [one for one in self.core.tools if run.may_call is None or run.may_call(one)]
-        near = near_names(name, known)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        return f"There is no tool of this name.{hint}"
 
     # ================================================================ offers, grants, refusals
 
@@ -705,156 +542,6 @@ class Shell:
                 self._tell(work, index, "late_result", ran=now - job.started)
             self._tell(work, index, "ended", ran=now - job.started)
 
-    def _seal_value(self, job: Job, value: object, encoded: Encoded | EncodingError | None, now: float) -> None:
-        tool = job.tool
-        policy = tool.policy
-        if encoded is None:
-            try:
-                encoded = sealing.encoded(tool, value)
-            except BaseException as error:  # of the tool's own encoder: as if its handler had raised it
-                self._seal_error(job, error, now)
-                return
-        if isinstance(encoded, EncodingError):
-            applied: Applied = "no" if tool.effect_free else "yes"
-            self._seal_failure(job, now, "error", "encoding_error", str(encoded), applied, "no", value=value)
-            return
-        work, index, entry = job.work, job.index, job.entry
-        waited_for = entry.blocked_by
-        if work.waited_for:
-            waited_for = work.waited_for.get(index, ()) + waited_for
-        self._seal(
-            work,
-            index,
-            make_result(
-                index,
-                work.calls[index].id,
-                policy.name,
-                "ok",
-                None,
-                "The call succeeded.",
-                encoded.text,
-                value=value,
-                started=True,
-                applied="no" if tool.effect_free else "yes",
-                waited=job.granted - entry.since,
-                ran=now - job.started,
-                waited_for=waited_for,
-                attempts=1,
-                original_bytes=encoded.original_bytes,
-            ),
-            now,
-        )
-        self.core.learn(policy.name, now - job.started)
-
-    def _seal_error(self, job: Job, error: BaseException, now: float) -> None:
-        tool = job.tool
-        applied: Applied = "no" if tool.effect_free else "unknown"
-        if self.core.policy.debug:
-            _print_traceback(error)
-        code: Code = "handler_error"
-        if isinstance(error, asyncio.CancelledError):
-            code, message = "handler_cancelled", "The tool cancelled itself before it answered."
-        elif isinstance(error, ToolError):
-            message = _text_of(error, tool.max_result_bytes // 2)
-            given = getattr(error, "applied", None)
-            applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
-        else:
-            message = sealing.raised(error)
-        self._seal_failure(job, now, "error", code, message, applied, error=error)
-        leaving = exit_in(error)
-        if leaving is not None:
-            self._interrupt(job.work, leaving)
-
-    def _interrupt(self, work: Work, error: KeyboardInterrupt | SystemExit) -> None:
-        """A handler wants the process to end: the batch is sealed, then the caller gets it."""
-        if not isinstance(work.error, KeyboardInterrupt | SystemExit):
-            work.error = error
-        self._close(work, "cancelled", "cancelled", f"the process was interrupted ({type(error).__name__})")
-
-    def _seal_stopped(self, job: Job, now: float, *, still_running: bool) -> None:
-        """Seal a call that was told to stop while it ran."""
-        tool, why = job.tool, job.why
-        assert why is not None
-        outcome, message = sealing.stopped(
-            why, tool.timeout, job.reason, effect_free=tool.effect_free, still_running=still_running
-        )
-        applied: Applied = "no" if tool.effect_free else "unknown"
-        self._seal_failure(job, now, outcome, why, message, applied, still_running=still_running)
-
-    def _seal_failure(
-        self,
-        job: Job,
-        now: float,
-        outcome: Outcome,
-        code: Code,
-        message: str,
-        applied: Applied,
-        retryable: Retryable | None = None,
-        *,
-        value: object = None,
-        error: BaseException | None = None,
-        still_running: bool = False,
-    ) -> None:
-        """Seal a call that had started and has no ordinary answer."""
-        work, index, entry = job.work, job.index, job.entry
-        if retryable is None:
-            retryable = "yes" if applied == "no" or job.tool.policy.repeatable else "unknown"
-        message = sealing.clean(message)
-        content = sealing.failure(code, message, outcome, True, applied, retryable)
-        self._seal(
-            work,
-            index,
-            make_result(
-                index,
-                work.calls[index].id,
-                job.tool.name,
-                outcome,
-                code,
-                message,
-                content,
-                value=value,
-                exception=error,
-                started=True,
-                applied=applied,
-                retryable=retryable,
-                waited=job.granted - entry.since,
-                ran=_ran(job, now),
-                waited_for=work.waited_for.get(index, ()) + entry.blocked_by,
-                attempts=1,
-                still_running=still_running,
-                original_bytes=len(content.encode()),
-            ),
-            now,
-        )
-
-    def _refuse(
-        self,
-        work: Work,
-        index: int,
-        code: Code,
-        message: str,
-        outcome: Outcome = "rejected",
-        *,
-        waited: float = 0.0,
-        waited_for: tuple[str, ...] = (),
-    ) -> None:
-        """Seal a call that does not start, unless it is sealed."""
-        if work.results[index] is not None:
-            return
-        work.keywords[index] = None
-        work.wants[index] = None
-        try:
-            result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for)
-        except Exception as fault:
-            self._seal_plain(work, index, fault)
-            return
-        self._seal(work, index, result, self.core.now())
-
-    def _seal_plain(self, work: Work, index: int, fault: Exception) -> None:
-        """Seal a call that does not start where the words for it could not be made."""
-        work.error = work.error or fault
-        self._seal(work, index, sealing.faulty(index, work.calls[index], False, "no"), self.core.now())
-
     def _rejected(self, entry: Slot) -> None:
         """The gate said no to a call that waited, or could not wait."""
         work, index = entry.owner
@@ -869,46 +556,6 @@ class Shell:
             message = sealing.refusal(code, blocker, entry.wants.max_wait)
             self._refuse(work, index, code, message, waited=waited, waited_for=waited_for)
         self._settle(work, index, False)
-
-    def _seal(self, work: Work, index: int, result: Result, now: float) -> None:
-        """Write the one result of a call."""
-        core = self.core
-        work.results[index] = result
-        work.sealed_at[index] = now
-        work.left -= 1
-        if result.code is None:
-            core.answered += 1
-        else:
-            core.count(result.outcome, result.code)
-        if core.emit is not None:
-            self._tell_sealed(work, index, result)
-        if work.on_result is not None:
-            try:
-                work.on_result(result)
-            except BaseException as broken:  # the caller's own hook: the batch is finished first, then it is told
-                work.error = work.error or broken
-        if work.run.fail_fast and result.outcome in ("error", "timed_out") and work.closing is None:
-            culprit = f"call {index} ({result.tool}) failed with {result.code}"
-            self._close(work, "sibling_failed", "cancelled", culprit)
-
-    def _tell_sealed(self, work: Work, index: int, result: Result) -> None:
-        self._tell(
-            work,
-            index,
-            "finished" if result.started else "rejected",
-            outcome=result.outcome,
-            code=result.code,
-            waited=result.waited,
-            ran=result.ran,
-            waited_for=result.waited_for or None,
-            size=result.original_bytes,
-            reason=self._reason(work, index) if result.outcome == "cancelled" else None,
-        )
-
-    @staticmethod
-    def _reason(work: Work, index: int) -> str | None:
-        """Why a call was cancelled: by itself, or with its batch."""
-        return work.reasons.get(index) or (work.closing[2] if work.closing is not None else None)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
         """A call is sealed: let the plan go on, and the caller if it was the last."""
@@ -978,7 +625,7 @@ class Shell:
     def _seal_rest(self, work: Work, start: int) -> None:
         """Seal what never started, a slice at a time."""
         core = self.core
-        turn = core.now() + SLICE
+        turn = core.now() + intake.SLICE
         for index in range(start, len(work.calls)):
             if work.results[index] is None and index not in work.jobs:
                 try:
@@ -989,13 +636,6 @@ class Shell:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
         self._hand_on(work)
-
-    def _seal_closed(self, work: Work, index: int, *, waited: float = 0.0, waited_for: tuple[str, ...] = ()) -> None:
-        if work.closing is not None:
-            code, outcome, reason = work.closing
-            self._refuse(
-                work, index, code, sealing.closing(code, reason), outcome, waited=waited, waited_for=waited_for
-            )
 
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
@@ -1063,7 +703,7 @@ class Shell:
             self._count_orphan(job, 1)
             notes = self._notes()
         if core.emit is not None:
-            self._tell(work, index, "orphaned", ran=_ran(job, now))
+            self._tell(work, index, "orphaned", ran=ran_for(job, now))
         self._take(decided, notes)
         self._settle(work, index, False)
 
@@ -1138,7 +778,7 @@ class Shell:
         self._timer = None
         self._timer_at = NEVER
         if core.crowded:
-            self._others.bury()
+            self._look_at_loops()
         now = core.now()
         if core.gate.wake_at <= now:
             with core.lock:
@@ -1186,124 +826,6 @@ class Shell:
 
     # ================================================================ the end of a batch
 
-    def _fit(self, work: Work) -> None:
-        """Bring the whole batch under its bound: small results stay whole, large ones share what is left."""
-        results, most = work.results, self.core.policy.max_batch_bytes
-        if sum(len(result.content) for result in results if result is not None) * 4 <= most:
-            return
-        sizes = [len(result.content.encode()) if result is not None else 0 for result in results]
-        cap = fit_batch(sizes, most)
-        if cap is None:
-            return
-        for index, result in enumerate(results):
-            if result is not None and sizes[index] > cap:
-                tool = work.tools[index]
-                encoder = tool.policy.encode if tool is not None else None
-                source = result.value if result.ok else None
-                results[index] = with_content(result, recut(source, result.content, cap, encoder))
-
-    def _tell(self, work: Work, index: int | None, kind: Kind, **fields: object) -> None:
-        emit = self.core.emit
-        if emit is None:
-            return
-        call_id = tool = None
-        if index is not None:
-            known = work.tools[index]
-            tool = known.name if known is not None else UNKNOWN_TOOL
-            call_id = str(work.calls[index].id)[:ID_CHARACTERS]
-        step = (self.core.now(), kind, work.run.run_id, work.number, index, call_id, tool)
-        emit(Event(*step, **fields))  # type: ignore[arg-type]  # the callers name the fields
-
-
-class Shells:
-    """The shells of one tower, one for each event loop that used it."""
-
-    def __init__(self, core: Core) -> None:
-        self._core = core
-        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
-
-    def here(self) -> Shell:
-        """The shell of the running loop."""
-        loop = asyncio.get_running_loop()
-        shell = self._shells.get(loop)
-        if shell is None or self._core.crowded:
-            self.bury()
-        if shell is None:
-            with self._core.lock:
-                shell = self._shells[loop] = Shell(self._core, loop, self)
-                self._core.crowded = len(self._shells) > 1
-        return shell
-
-    def bury(self) -> None:
-        """Forget loops that were closed; what they held or waited for is free."""
-        with self._core.lock:
-            gone = [loop for loop in self._shells if loop.is_closed()]
-            shells = [self._shells.pop(loop) for loop in gone]
-            self._core.crowded = len(self._shells) > 1
-        for shell in shells:
-            shell.bury()
-
-    def call(self, shell: Shell, function: Callable[..., None], *args: object) -> None:
-        """Call a shell's function on its own loop: at once from there, soon from elsewhere, never once it is gone."""
-        if asyncio._get_running_loop() is shell.loop:
-            function(*args)
-            return
-        try:
-            shell.loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # nobody is left there to be told
-            return
-
-    def cancel(self, run: RunState, reason: str, call_id: str | None, index: int | None) -> None:
-        """Cancel a run's batches, or the calls in them that are named; from any thread."""
-        self.bury()
-        for work in list(run.works):
-            shell = cast(Shell, work.shell)
-            if call_id is None and index is None:
-                self.call(shell, shell.cancel_work, work, reason)
-                continue
-            places = range(len(work.calls)) if index is None else range(index, index + 1)
-            for place in places:
-                if 0 <= place < len(work.calls) and (call_id is None or work.calls[place].id == call_id):
-                    self.call(shell, shell.cancel_call, work, place, reason)
-
-    async def wait_sealed(self, run: RunState) -> None:
-        """Wait until the run's batches of this loop are sealed; a cancel that comes meanwhile is raised afterwards."""
-        if (
-            asyncio._get_running_loop() is None
-        ):  # a coroutine that is thrown away leaves its run: nothing can be waited for
-            return
-        here = self.here()
-        interrupted: asyncio.CancelledError | None = None
-        for work in [work for work in run.works if work.shell is here]:
-            while work.left:
-                try:
-                    await here.sealed(work)
-                except asyncio.CancelledError as caught:
-                    interrupted = caught
-        if interrupted is not None:
-            raise interrupted
-
-    async def wait_flushed(self, flush: Callable[[], object]) -> None:
-        """Run a blocking flush on a thread of its own and wait for it."""
-        loop = asyncio.get_running_loop()
-        done = loop.create_future()
-
-        def finished(_job: None, _value: object, _error: BaseException | None) -> None:
-            if not done.done():
-                done.set_result(None)
-
-        port: Port[None] = Port(loop.call_soon_threadsafe, finished, lambda _job: None)
-        workers = type(self._core.workers)("towerman-flush", idle_seconds=0.1)
-        workers.submit(port, None, Ticket(), contextvars.copy_context(), flush)  # type: ignore[arg-type]
-        await done
-
-    def rest(self) -> None:
-        """Let every loop that has nothing to do drop its timer."""
-        with self._core.lock:
-            shells = list(self._shells.values())
-        for shell in shells:
-            self.call(shell, shell.rest)
-
 
 def _belongs(work: Work, owner: Owner) -> bool:
     return owner[0] is work
@@ -1320,11 +842,6 @@ def _reusable(job: Job) -> bool:
         return False
 
 
-def _ran(job: Job, now: float) -> float:
-    """Seconds since the first line; a thread that has only just taken the call may not have reached it."""
-    return now - job.started if job.started != NOT_STARTED else 0.0
-
-
 def _at_work(job: Job) -> bool:
     """Does the job's own task run now? What closes a coroutine from outside, such as the collector, is not its task."""
     return asyncio._get_running_loop() is not None and job.task in (None, asyncio.current_task())
@@ -1335,42 +852,9 @@ def _urgency(owner: Owner) -> tuple[float, int, int]:
     return owner[0].plan.key(owner[1])
 
 
-def _name(given: object) -> str:
-    """A tool name as it came; what is no text names no tool."""
-    return given if isinstance(given, str) else ""
-
-
 def _shown_pool(key: str) -> str:
     name = key.partition("@")[0]
     return "run" if name.startswith("run:") else name.removeprefix("pool:")
-
-
-def _text_of(error: ToolError, limit: int) -> str:
-    """What a handler tells the model, bounded; a subclass may have left it out, or made it something else."""
-    text = getattr(error, "text", None)
-    return encode(text, limit).text if isinstance(text, str) and text.strip() else "The tool failed."
-
-
-def exit_in(error: BaseException) -> KeyboardInterrupt | SystemExit | None:
-    """The wish to end the process that an exception is, or that a group holds; an interrupt goes first."""
-    found: KeyboardInterrupt | SystemExit | None = None
-    stack = [error]
-    while stack:
-        one = stack.pop()
-        if isinstance(one, KeyboardInterrupt):
-            return one
-        if isinstance(one, SystemExit):
-            found = one
-        elif isinstance(one, BaseExceptionGroup) and not isinstance(one, ExceptionGroup):
-            stack.extend(one.exceptions)
-    return found
-
-
-def _print_traceback(error: BaseException) -> None:
-    try:
-        traceback.print_exception(error, file=sys.stderr)
-    except Exception:  # a closed stderr must not cost a result
-        return
 
 
 def _reason_of(error: asyncio.CancelledError) -> str:

@@ -1,0 +1,206 @@
+"""Intake: looks a batch over, call by call, and hands to the gate what may go there.
+
+Theory. Each call is looked up, permitted and checked before anything of its batch starts; what is refused is sealed at
+once and costs its siblings nothing. What is left is planned: which call waits for which. What waits for nothing is
+offered to the gate, in emitted order or in the plan's.
+
+House rules. A batch of any length: the loop gets a turn after each half millisecond of this, and whatever was ended
+meanwhile is not offered.
+
+Not here: how a call is answered (sealer), what follows from its end (runner), who may start (gate).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from towerman.access import AccessRefused
+from towerman.arguments import ArgumentsRefused, near_names
+from towerman.gate import Offer
+from towerman.plan import Plan, PlanRefused, resolve_needs
+from towerman.runner.sealer import Sealer
+from towerman.work import Owner, RunState, Want, Work
+
+SLICE: Final = 0.0005
+"""Seconds of preparing or sealing after which the loop gets a turn."""
+
+_log: Final = logging.getLogger("towerman")
+
+_UNDECLARED: Final = {
+    "ordered": "its calls run alone and in emitted order within their run",
+    "exclusive": "its calls run alone in the process",
+    "independent": "its calls run beside all others",
+}
+
+
+class Intake(Sealer):
+    """Batches of one loop, up to their first offers; the runner goes on from here."""
+
+    def _offer(self, work: Work, offers: list[Offer[Owner]]) -> None:
+        """Offer calls to the gate and carry out what it decides."""
+        raise NotImplementedError  # pragma: no cover - the runner's
+
+    def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
+        """Offer those that are ready."""
+        raise NotImplementedError  # pragma: no cover - the runner's
+
+    def _settle_in_plan(self, work: Work, index: int, ok: bool) -> None:
+        """A call is sealed: let the plan go on."""
+        raise NotImplementedError  # pragma: no cover - the runner's
+
+    def _hand_on(self, work: Work) -> None:
+        """If every call is sealed, wake whoever waits for that."""
+        raise NotImplementedError  # pragma: no cover - the runner's
+
+    async def _prepare(self, work: Work) -> None:
+        """Look up, permit, check; plan; offer what is ready. Gives the loop a turn where it takes long."""
+        core, run, calls = self.core, work.run, work.calls
+        if run.closed is not None:
+            self._close(work, "run_closed", "rejected", run.closed)
+            return
+        size = len(calls)
+        try:
+            needs = None
+            if any(call.needs for call in calls):
+                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+        except PlanRefused as refused:
+            for index in range(size):
+                self._refuse(work, index, refused.code, refused.message)
+            self._hand_on(work)
+            return
+        most = size
+        if size > core.policy.max_calls_per_batch and needs is None and core.policy.on_excess == "tell":
+            most = core.policy.max_calls_per_batch
+            work.notice = (
+                f"Ran {most} of {size} calls: at most {most} calls are run for one response. "
+                "Narrow the request, or ask for the rest in the next turn."
+            )
+        turn = core.now() + SLICE
+        any_holds = False
+        for index in range(size):
+            if index < most:
+                want = self._check(work, index, size)
+                if want is not None and want.holds:
+                    any_holds = True
+            else:
+                # The notice has no place of its own in a conversation: the last one refused carries it.
+                short = f"Not run: at most {most} calls are run for one response."
+                self._refuse(work, index, "call_cap", work.notice or short if index == size - 1 else short)
+            if not index & 7 and core.now() > turn:
+                await asyncio.sleep(0)
+                turn = core.now() + SLICE
+                if work.closing is not None:
+                    return
+        if needs is not None or any_holds:
+            holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
+            work.plan = Plan(size, needs, holds, core.estimates(work.tools))
+            if not work.plan.trivial:
+                self._start_plan(work)
+                return
+        await self._start_all(work)
+
+    async def _start_all(self, work: Work) -> None:
+        """No edges: offer everything in emitted order, a slice at a time."""
+        core = self.core
+        offers: list[Offer[Owner]] = []
+        now = core.now()
+        turn = now + SLICE
+        for index, want in enumerate(work.wants):
+            if want is None:
+                continue
+            offers.append((want, (work, index), now))
+            if len(offers) >= 128:
+                self._offer(work, offers)
+                offers = []
+                now = core.now()
+                if now > turn:
+                    await asyncio.sleep(0)
+                    now = core.now()
+                    turn = now + SLICE
+                    if work.closing is not None:
+                        return
+        if offers:
+            self._offer(work, offers)
+        self._hand_on(work)
+
+    def _start_plan(self, work: Work) -> None:
+        """Edges: refused calls settle first, then what is ready is offered in the plan's order."""
+        plan = work.plan
+        for index in range(len(work.calls)):
+            blockers = plan.blockers(index, 3)
+            if blockers:
+                waits = work.waited_for[index] = tuple(f"call {other}" for _, other in blockers)
+                if self.core.emit is not None and work.results[index] is None:
+                    self._tell(work, index, "waiting", waiting_for=waits[0])
+        for index, result in enumerate(work.results):
+            if result is not None:
+                self._settle_in_plan(work, index, False)
+        self._offer_ready(work, plan.start())
+        self._hand_on(work)
+
+    def _check(self, work: Work, index: int, size: int) -> Want | None:
+        """What one call wants, or None when it was refused and sealed."""
+        core, run, call = self.core, work.run, work.calls[index]
+        name = _name(call.tool)
+        base = run.bases.get(name)
+        if base is None:
+            tool = core.tools.get(name)
+            if tool is None:
+                self._refuse(work, index, "unknown_tool", self._unknown(run, name))
+                return None
+            base = core.base(run, tool)
+            if not tool.policy.declares_access and tool.name not in core.hinted:
+                core.hinted.add(tool.name)
+                _log.info(
+                    "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
+                    tool.name,
+                    _UNDECLARED[tool.kind],
+                )
+        tool = base.of
+        work.tools[index] = tool
+        if run.may_call is not None and not run.may_call(name):
+            self._refuse(work, index, "permission_denied", f"The tool {name!r} is not allowed in this run.")
+            return None
+        if size > 1 and tool.policy.only_call:
+            self._refuse(
+                work, index, "not_alone", f"The tool {name!r} must be the only call of a response; call it again alone."
+            )
+            return None
+        if work.batch.truncated and (index == size - 1 or not tool.effect_free):
+            self._refuse(
+                work,
+                index,
+                "truncated_response",
+                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
+            )
+            return None
+        try:
+            keywords = tool.checker.check(call.arguments)
+        except ArgumentsRefused as refused:
+            self._refuse(work, index, "invalid_arguments", refused.message)
+            return None
+        if not base.shared:
+            assert tool.rule is not None
+            try:
+                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
+            except AccessRefused as unnamed:
+                self._refuse(work, index, unnamed.code, str(unnamed))
+                return None
+            base = core.want(base, run, accesses)
+        work.keywords[index] = keywords
+        work.wants[index] = base
+        return base
+
+    def _unknown(self, run: RunState, name: str) -> str:
+        known = [one for one in self.core.tools if run.may_call is None or run.may_call(one)]
+        near = near_names(name, known)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return f"There is no tool of this name.{hint}"
+
+
+def _name(given: object) -> str:
+    """A tool name as it came; what is no text names no tool."""
+    return given if isinstance(given, str) else ""

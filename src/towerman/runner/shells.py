@@ -1,0 +1,109 @@
+"""One tower, many loops: a runner for each event loop that uses it.
+
+Theory. A tower belongs to no loop. Each loop that uses it gets a runner of its own; what all of them share is decided
+under one lock, and what follows from a decision is carried out on the loop whose call it is. A loop may be closed over
+what is at work on it: what its calls held is given back by whoever notices.
+
+Not here: running (runner).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import cast
+
+from towerman.runner.shell import Shell
+from towerman.threads import Port, Ticket
+from towerman.work import Core, RunState
+
+
+class Shells:
+    """The shells of one tower, one for each event loop that used it."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
+
+    def here(self) -> Shell:
+        """The shell of the running loop."""
+        loop = asyncio.get_running_loop()
+        shell = self._shells.get(loop)
+        if shell is None or self._core.crowded:
+            self.bury()
+        if shell is None:
+            with self._core.lock:
+                shell = self._shells[loop] = Shell(self._core, loop, self.bury)
+                self._core.crowded = len(self._shells) > 1
+        return shell
+
+    def bury(self) -> None:
+        """Forget loops that were closed; what they held or waited for is free."""
+        with self._core.lock:
+            gone = [loop for loop in self._shells if loop.is_closed()]
+            shells = [self._shells.pop(loop) for loop in gone]
+            self._core.crowded = len(self._shells) > 1
+        for shell in shells:
+            shell.bury()
+
+    def call(self, shell: Shell, function: Callable[..., None], *args: object) -> None:
+        """Call a shell's function on its own loop: at once from there, soon from elsewhere, never once it is gone."""
+        if asyncio._get_running_loop() is shell.loop:
+            function(*args)
+            return
+        try:
+            shell.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:  # nobody is left there to be told
+            return
+
+    def cancel(self, run: RunState, reason: str, call_id: str | None, index: int | None) -> None:
+        """Cancel a run's batches, or the calls in them that are named; from any thread."""
+        self.bury()
+        for work in list(run.works):
+            shell = cast(Shell, work.shell)
+            if call_id is None and index is None:
+                self.call(shell, shell.cancel_work, work, reason)
+                continue
+            places = range(len(work.calls)) if index is None else range(index, index + 1)
+            for place in places:
+                if 0 <= place < len(work.calls) and (call_id is None or work.calls[place].id == call_id):
+                    self.call(shell, shell.cancel_call, work, place, reason)
+
+    async def wait_sealed(self, run: RunState) -> None:
+        """Wait until the run's batches of this loop are sealed; a cancel that comes meanwhile is raised afterwards."""
+        if (
+            asyncio._get_running_loop() is None
+        ):  # a coroutine that is thrown away leaves its run: nothing can be waited for
+            return
+        here = self.here()
+        interrupted: asyncio.CancelledError | None = None
+        for work in [work for work in run.works if work.shell is here]:
+            while work.left:
+                try:
+                    await here.sealed(work)
+                except asyncio.CancelledError as caught:
+                    interrupted = caught
+        if interrupted is not None:
+            raise interrupted
+
+    async def wait_flushed(self, flush: Callable[[], object]) -> None:
+        """Run a blocking flush on a thread of its own and wait for it."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def finished(_job: None, _value: object, _error: BaseException | None) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        port: Port[None] = Port(loop.call_soon_threadsafe, finished, lambda _job: None)
+        workers = type(self._core.workers)("towerman-flush", idle_seconds=0.1)
+        workers.submit(port, None, Ticket(), contextvars.copy_context(), flush)  # type: ignore[arg-type]
+        await done
+
+    def rest(self) -> None:
+        """Let every loop that has nothing to do drop its timer."""
+        with self._core.lock:
+            shells = list(self._shells.values())
+        for shell in shells:
+            self.call(shell, shell.rest)
