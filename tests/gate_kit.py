@@ -782,6 +782,10 @@ class Stream:
         return [entry.owner for entry in started]
 
 
+def _nothing() -> None:
+    pass
+
+
 def steps_of(action: Callable[[], object]) -> int:
     """How many instructions of the interpreter an action takes: a measure that does not depend on the machine."""
     count = 0
@@ -795,6 +799,10 @@ def steps_of(action: Callable[[], object]) -> int:
     before, collects = sys.gettrace(), gc.isenabled()
     gc.collect()
     gc.disable()  # what the collector calls on the way, for garbage of others, is no part of the action
+    sys.settrace(trace)
+    _nothing()  # Python 3.12 counts instructions only from the first frame on that was asked for them
+    sys.settrace(None)
+    count = 0
     sys.settrace(trace)
     try:
         action()
