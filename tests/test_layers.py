@@ -20,11 +20,11 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
-PURE = "errors clock calls policy arguments+access tools plan ledger lots gate bounds trace timeline+sealing"
+PURE = "errors clock calls policy arguments+access tools plan ledger lots deadlock gate bounds trace timeline+sealing"
 ROWS = [row.split("+") for row in [*PURE.split(), "threads", "work", "runner", "tower"]]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
 SIDES = {"adapters": ABOVE["timeline"], "observers": ABOVE["timeline"]}
-LAZY = {"tower": {"adapters"}}  # inside functions only, or for the type checker
+LAZY = {"work": {"adapters"}, "tower": {"adapters"}}  # inside functions only, or for the type checker
 DOORS = {"__init__", "__main__", "cli", "desk"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.
 THIRD_PARTY = {"policy": {"pydantic"}, "arguments": {"griffe", "jsonschema_rs", "pydantic", "pydantic_core"}}

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
 from towerman.policy import Pool
-from towerman.tower import BatchResult, PoolStatistics, Run, Statistics, Tower
+from towerman.tower import PoolStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
-from towerman.work import Context
+from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
     from towerman.observers import JsonlObserver, LogObserver

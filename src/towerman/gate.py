@@ -46,8 +46,9 @@ from heapq import heappush
 from typing import Final, Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, Rejection
+from towerman.deadlock import may_go_on, stuck
 from towerman.errors import Code
-from towerman.ledger import Ledger, Node, Pool, State, Wants
+from towerman.ledger import Ledger, Loan, Node, Pool, State, Wants
 from towerman.lots import (
     DONE,
     GRANTED,
@@ -97,6 +98,7 @@ class Gate(Generic[OwnerT]):
         "_ended",
         "_flows",
         "_late",
+        "_lenders",
         "_number",
         "_orphans",
         "_parked",
@@ -106,6 +108,7 @@ class Gate(Generic[OwnerT]):
         "_queued",
         "_refills",
         "_served",
+        "_suspects",
         "_waiting",
         "ledger",
         "notes",
@@ -130,9 +133,11 @@ class Gate(Generic[OwnerT]):
         self._claimants: list[Entry[OwnerT]] = []
         self._orphans: dict[Entry[OwnerT], None] = {}
         self._deadlines: Deadlines[OwnerT] = Deadlines()
+        self._lenders: dict[Loan[Lot[OwnerT]], Entry[OwnerT]] = {}
         # Filled and emptied within one event.
         self._decided: list[Entry[OwnerT]] = []
         self._changed: list[State[Lot[OwnerT]]] = []
+        self._suspects: list[Entry[OwnerT]] = []  # nested calls that have begun to wait for something else
         self._refills: list[tuple[Flow[OwnerT], Line[OwnerT], float]] = []
         self._ended: list[tuple[Flow[OwnerT], Line[OwnerT]]] = []
 
@@ -191,8 +196,12 @@ class Gate(Generic[OwnerT]):
         if entry.status != GRANTED:
             self._late += 1
             return []
+        if entry.loan is not None and entry.loan.out:
+            return self._linger(entry, entry.loan, now)
         entry.status = DONE
         wants = entry.wants
+        if entry.loan is not None or wants.loan is not None:
+            return self._finish_loans(entry, now)
         ledger = self.ledger
         if entry.orphan:
             del self._orphans[entry]
@@ -211,6 +220,55 @@ class Gate(Generic[OwnerT]):
                 self._let_go(flow, states, now)
         return self._settle(now)
 
+    def lend(self, entry: Entry[OwnerT]) -> Loan[Lot[OwnerT]]:
+        """A running call begins to wait for calls of its own, and lends them what it holds."""
+        loan = entry.loan
+        if loan is None:
+            loan = entry.loan = Loan(entry.wants, entry.wants.loan)
+            self._lenders[loan] = entry
+        loan.waits += 1
+        return loan
+
+    def lent_back(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
+        """A batch of nested calls is answered: its caller goes on."""
+        assert entry.loan is not None
+        entry.loan.waits -= 1
+        return self._settle(now)
+
+    def _linger(self, entry: Entry[OwnerT], loan: Loan[Lot[OwnerT]], now: float) -> list[Entry[OwnerT]]:
+        """A lender has ended and some of what it lent is still with borrowers: it goes back with the last of them."""
+        if not loan.gone:
+            loan.gone = True
+            return self.orphan(entry, now) if not entry.orphan else []
+        self._late += 1
+        return []
+
+    def _finish_loans(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
+        """The end of a call that lends or borrows: what it borrowed goes back to its lenders, who may have waited for
+        that.
+        """
+        flow, wants = entry.flow, entry.wants
+        if entry.loan is not None:
+            entry.loan.over = True
+            self._lenders.pop(entry.loan, None)
+        if entry.orphan:
+            del self._orphans[entry]
+            self.ledger.mark_orphan(wants, -1)
+        else:
+            del flow.running[entry]
+        states = self._give(wants)
+        if entry.orphan:
+            for state in states:
+                for rank in state.lot.promoted if state.lot is not None else ():
+                    self._claim(rank[4])
+        elif flow.lines:
+            self._let_go(flow, states, now)
+        decided = self._settle(now)
+        for loan in list(wants.loan.chain()) if wants.loan is not None else ():
+            if loan.gone and not loan.out and loan in self._lenders:
+                decided += self.finish(self._lenders[loan], now)
+        return decided
+
     def _finish_and_offer(
         self,
         entry: Entry[OwnerT],
@@ -223,7 +281,7 @@ class Gate(Generic[OwnerT]):
         Where other runs wait, or claims hide something, what is given back is dealt out by rank first.
         """
         flow = entry.flow
-        if urgency is None or entry.status != GRANTED:
+        if urgency is None or entry.status != GRANTED or entry.loan is not None or entry.wants.loan is not None:
             return self.finish(entry, now) + self.offer(flow, ready, now)
         late: list[Offer[OwnerT]] = []
         if self._parked > flow.parked_total or self._claimants or entry.orphan:
@@ -276,6 +334,8 @@ class Gate(Generic[OwnerT]):
         wants, owner, ready = one
         line = entry.line
         other: Entry[OwnerT] = Entry(wants, owner, entry.flow, now if now >= ready else ready, PARKED)
+        if wants.loan is not None:
+            self._suspects.append(other)
         other.line = line
         other.clock = other.deadline = NEVER
         other.passes = entry.passes
@@ -386,7 +446,7 @@ class Gate(Generic[OwnerT]):
             return None
         ledger = self.ledger
         state = ledger.blocker(wants)
-        if state is None and self._claimants:
+        if state is None and self._claimants and wants.loan is None:
             state = self._hidden(wants, wants.priority, NEVER)
         if state is None:
             entry: Entry[OwnerT] = Entry(wants, owner, flow, now, GRANTED)
@@ -397,7 +457,7 @@ class Gate(Generic[OwnerT]):
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", wants.hopeless.label)
         elif wants.wait or _in_turn(flow, state):
             line = self._line(flow, state, wants)
-            standing = flow.holds(state)
+            standing = flow.holds(state, wants.loan)
             full = bool(wants.bounds) and not standing and self._full(wants)
             if line.parked and (len(line.parked) >= (1 if standing else flow.window) or (full and again)):
                 line.behind(one)
@@ -470,10 +530,14 @@ class Gate(Generic[OwnerT]):
     def _line(self, flow: Flow[OwnerT], state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]]) -> Line[OwnerT]:
         """The flow's line among those who need of this state what this ask needs."""
         if isinstance(state, Pool):
-            need: Need = (next(units for pool, units in wants.pools if pool is state), wants.priority > 0)
+            need: Need[OwnerT] = (
+                next(units for pool, units in wants.pools if pool is state),
+                wants.priority > 0,
+                wants.loan,
+            )
         else:
             assert isinstance(state, Node)
-            need = (next(mode for key, mode in wants.holds if key == state.key), False)
+            need = (next(mode for key, mode in wants.holds if key == state.key), False, wants.loan)
         lot = state.lot
         if lot is None:
             lot = state.lot = Lot()
@@ -498,6 +562,8 @@ class Gate(Generic[OwnerT]):
         label = self.ledger.label(bay.state, entry.wants)
         if label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, label)
+        if entry.wants.loan is not None:
+            self._suspects.append(entry)
         if self.notes is not None:
             self.notes.append(("waiting", entry, label))
         if rank[1] != NEVER:
@@ -570,13 +636,13 @@ class Gate(Generic[OwnerT]):
     def _clock(self, entry: Entry[OwnerT], now: float) -> float:
         """From when its wait counts: not before the flow last let go of what it waits for."""
         line = entry.line
-        if entry.clock == NEVER or entry.flow.holds(line.bay.state):
+        if entry.clock == NEVER or entry.flow.holds(line.bay.state, entry.wants.loan):
             return now
         return line.freed if line.freed > entry.clock else entry.clock
 
     def _look_at(self, entry: Entry[OwnerT], now: float) -> None:
         """Its deadline has come: its wait is over, or its clock stands, or there is a later deadline."""
-        if entry.flow.holds(entry.line.bay.state):
+        if entry.flow.holds(entry.line.bay.state, entry.wants.loan):
             entry.clock = entry.deadline = NEVER
             entry.line.standing += 1
             return
@@ -596,7 +662,7 @@ class Gate(Generic[OwnerT]):
                 continue
             for bay in lot.bays.values():
                 line = flow.lines.get(bay)
-                if line is None or flow.holds(state):
+                if line is None or flow.holds(state, bay.need[2]):
                     continue
                 line.freed = now
                 if line.standing:
@@ -713,13 +779,15 @@ class Gate(Generic[OwnerT]):
 
     def _settle(self, now: float) -> list[Entry[OwnerT]]:
         """The one tail: look at what changed until nothing changes any more, then hand out the decisions."""
-        while self._changed or self._refills:
+        while self._changed or self._refills or self._suspects:
             if self._changed:
                 states = list(dict.fromkeys(self._changed))
                 self._changed.clear()
                 self._pump(states, now)
-            else:
+            elif self._refills:
                 self._refill(*self._refills.pop(0), now)
+            else:
+                self._break_deadlock(now)
         if self._ended:
             self._sweep()
         decided = self._decided
@@ -727,6 +795,22 @@ class Gate(Generic[OwnerT]):
             return []  # never the list that the next event fills
         self._decided = []
         return decided
+
+    def _break_deadlock(self, now: float) -> None:
+        """Nested calls have begun to wait: where they wait for one another in a circle, the youngest is refused."""
+        suspects = [one for one in self._suspects if one.status == PARKED]
+        self._suspects.clear()
+        if not suspects:
+            return
+        flows = (*self._flows.values(), *self._closed)
+        holders = [*(entry for flow in flows for entry in flow.running), *self._orphans]
+        if all(may_go_on(one, holders) for one in suspects):
+            return
+        behind = [one[0] for flow in flows for line in flow.lines.values() for one in line.backlog or ()]
+        left = stuck(holders, list(self._each_parked()), behind)
+        if left:
+            self._reject(max(left, key=_number), "would_deadlock", now)
+            self._suspects = [one for one in left if one.status == PARKED]
 
     def _sweep(self) -> None:
         """Forget the lines in which nobody stands, and what was there for them alone."""
@@ -774,7 +858,7 @@ class Gate(Generic[OwnerT]):
                 self._reject(entry, "wait_timeout", now)
                 continue
             blocker = self.ledger.blocker(wants)
-            if blocker is None and self._claimants:
+            if blocker is None and self._claimants and wants.loan is None:
                 blocker = self._hidden(wants, -klass, promotion)
             if blocker is None:
                 self._leave(entry)
@@ -800,7 +884,7 @@ class Gate(Generic[OwnerT]):
         if line.backlog:
             self._refills.append((flow, line, clock))
         self._unpark(entry)
-        held = flow.holds(blocker)
+        held = flow.holds(blocker, entry.wants.loan)
         if not held:
             entry.passes += 1
         entry.rank = (*rank[:4], entry)
@@ -927,7 +1011,9 @@ class Gate(Generic[OwnerT]):
     def validate(self) -> None:
         """Raise AssertionError, with the story, when something that must hold between events does not."""
         self.ledger.validate(lambda lot: len(lot.bays))
-        assert not (self._decided or self._changed or self._refills or self._ended), "an event did not run to its end"
+        assert not (self._decided or self._changed or self._refills or self._ended or self._suspects), (
+            "an event did not run to its end"
+        )
         running = [entry for flow in (*self._flows.values(), *self._closed) for entry in flow.running]
         self._validate_holds([*running, *self._orphans])
         self._validate_lots()
@@ -952,8 +1038,8 @@ class Gate(Generic[OwnerT]):
             assert entry.status == GRANTED, f"{entry} holds"
             assert entry.rank is None, f"{entry} holds and is ranked"
             assert entry.orphan is (entry in self._orphans), f"{entry} is an orphan, or not"
-            for key, units in entry.wants.permits:
-                permits[key] = permits.get(key, 0) + units
+            for pool, units in self.ledger.own(entry.wants):
+                permits[pool.key] = permits.get(pool.key, 0) + units
             for hold in entry.wants.holds:
                 nodes[hold] = nodes.get(hold, 0) + 1
         for key, pool in self.ledger.pools.items():
@@ -962,6 +1048,32 @@ class Gate(Generic[OwnerT]):
             node = self.ledger.node(key)
             assert node is not None and node.counts[mode] == count, f"{node} should be held by {count} in mode {mode}"
         assert self.ledger.counts()[1] == len({key for key, _ in nodes}), "a node is held by nobody"
+        self._validate_loans(holders)
+
+    def _validate_loans(self, holders: list[Entry[OwnerT]]) -> None:
+        lent: dict[tuple[Loan[Lot[OwnerT]], Pool[Lot[OwnerT]]], int] = {}
+        out: dict[Loan[Lot[OwnerT]], int] = {}
+        for entry in holders:
+            if entry.wants.loan is None:
+                continue
+            for loan in entry.wants.loan.chain():
+                out[loan] = out.get(loan, 0) + 1
+                assert loan in self._lenders, f"{entry} borrows of one who has gone"
+            for loan, pool, part in entry.wants.borrowed:
+                lent[loan, pool] = lent.get((loan, pool), 0) + part
+            for key, mode in entry.wants.holds:  # siblings exclude each other, ancestors exclude nobody below them
+                above = list(entry.wants.loan.chain())
+                for other in holders:
+                    below = list(other.wants.loan.chain()) if other.wants.loan is not None else []
+                    if other is entry or other.loan in above or (entry.loan is not None and entry.loan in below):
+                        continue
+                    for that, held in other.wants.holds:
+                        assert that != key or COMPATIBLE[mode][held], f"{entry} and {other} hold one thing"
+        for loan, entry in self._lenders.items():
+            assert entry.loan is loan and entry in holders, f"{entry} lends what it does not hold"
+            assert loan.out == out.get(loan, 0), f"{loan} has lost a borrower"
+            for pool, part in loan.lent.items():
+                assert 0 <= part == lent.get((loan, pool), 0) <= loan.units[pool], f"{loan} has lent what it has not"
 
     def _validate_lots(self) -> None:
         for state in self.ledger.states_with_lots():
@@ -992,10 +1104,12 @@ class Gate(Generic[OwnerT]):
                 assert line.parked, f"{flow} keeps an empty line"
                 standing = [entry for entry in line.parked if entry.clock == NEVER]
                 assert line.standing == len(standing), f"{flow} miscounts who stands"
-                assert not standing or flow.holds(bay.state), f"{flow} waits for others with clocks that stand"
+                assert not standing or flow.holds(bay.state, bay.need[2]), (
+                    f"{flow} waits for others with clocks that stand"
+                )
                 if line.backlog:
                     bounded = any(one[0].bounds for one in line.backlog)  # a queue may be full for some of them
-                    most = 1 if bounded or flow.holds(bay.state) else flow.window
+                    most = 1 if bounded or flow.holds(bay.state, bay.need[2]) else flow.window
                     assert len(line.parked) >= most, f"{flow} has forgotten a line"
                 for entry in line.parked:
                     assert entry.flow is flow and entry.line is line, f"{entry} stands in a wrong line"
@@ -1012,7 +1126,7 @@ class Gate(Generic[OwnerT]):
         assert entry.status == PARKED, f"{entry} stands in a lot"
         assert entry not in entry.flow.running, f"{entry} holds and waits"
         assert rank is not None and rank[4] is entry, f"{entry} has no rank"
-        hidden = self._hidden(entry.wants, -rank[0], rank[1])
+        hidden = self._hidden(entry.wants, -rank[0], rank[1]) if entry.wants.loan is None else None
         assert self.ledger.blocker(entry.wants) is not None or hidden is not None, f"{entry} waits for nothing"
         if hidden is not None:
             self.ledger.sweep(hidden)
@@ -1034,6 +1148,11 @@ def _in_turn(flow: Flow[OwnerT], state: State[Lot[OwnerT]]) -> bool:
     turn.
     """
     return isinstance(state, Pool) and state.scope == "run" and flow.holds(state)
+
+
+def _number(entry: Entry[OwnerT]) -> int:
+    assert entry.rank is not None
+    return entry.rank[3]
 
 
 def _promotion(entry: Entry[OwnerT]) -> float:

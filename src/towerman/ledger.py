@@ -8,6 +8,11 @@ nothing here waits.
 What an orphan holds (work that goes on after its result was sealed) is counted apart as well: it may never come back,
 so nobody should hold others back for its sake.
 
+Loans. A call that waits for calls of its own (nested ones) does nothing meanwhile with what it holds, so it lends it
+to them. A borrowed permit is counted once, with the lender; it goes back to the lender. A resource that an ancestor
+holds is in nobody's way below that ancestor; what the nested calls hold of it is counted like anything else, so that
+they exclude each other.
+
 House rules. No queue, no clock, no policy. Numbers are integers. `validate()` says what must hold after every step.
 Resource keys hold argument values: they stay inside and are never shown, not even by `repr`.
 
@@ -17,7 +22,7 @@ Not here: who goes first, who waits and for how long (gate).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, Ask, Hold, X
@@ -41,8 +46,8 @@ class State(ABC, Generic[LotT]):
         self.lot: LotT | None = None
 
     @abstractmethod
-    def fits(self, need: int, priority: int) -> bool:
-        """Could so much be taken now? `need` is permits of a pool, a mode of a node."""
+    def fits(self, need: int, priority: int, loan: Loan[LotT] | None = None) -> bool:
+        """Could so much be taken now, with what may be borrowed? `need` is permits of a pool, a mode of a node."""
 
     @abstractmethod
     def barred(self, need: int, priority: int) -> bool:
@@ -86,9 +91,11 @@ class Pool(State[LotT]):
         """Permits that a call of that priority may ever have."""
         return self.limit if priority > 0 else self.limit - self.reserve
 
-    def fits(self, need: int, priority: int) -> bool:
-        """Are so many permits free for that priority?"""
-        return self.held + need <= (self.limit if priority > 0 else self.limit - self.reserve)
+    def fits(self, need: int, priority: int, loan: Loan[LotT] | None = None) -> bool:
+        """Are so many permits free for that priority, or lent?"""
+        if loan is not None:
+            need = max(0, need - loan.free(self))
+        return not need or self.held + need <= (self.limit if priority > 0 else self.limit - self.reserve)
 
     def barred(self, need: int, priority: int) -> bool:
         """Do orphans leave less than so many permits?"""
@@ -99,18 +106,19 @@ class Pool(State[LotT]):
 
 
 class Node(State[LotT]):
-    """A resource node: how many hold it in each mode."""
+    """A resource node: how many hold it in each mode, and how many of them are nested calls."""
 
-    __slots__ = ("counts", "orphaned")
+    __slots__ = ("counts", "nested", "orphaned")
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.counts = [0, 0, 0, 0]
+        self.nested = 0
         self.orphaned: list[int] | None = None
 
-    def fits(self, need: int, priority: int = 0) -> bool:
+    def fits(self, need: int, priority: int = 0, loan: Loan[LotT] | None = None) -> bool:
         """May one more hold it in that mode?"""
-        return _compatible(self.counts, need)
+        return _compatible(self.counts if loan is None else loan.less(self), need)
 
     def barred(self, need: int, priority: int = 0) -> bool:
         """Does an orphan hold it in a mode that conflicts?"""
@@ -135,6 +143,57 @@ def _compatible(counts: list[int], mode: int) -> bool:
     )
 
 
+class Loan(Generic[LotT]):
+    """What a running call lends to the calls that it waits for.
+
+    Args:
+        wants: what the lender holds.
+        above: the loan that it lives on itself, or None.
+
+    Attributes:
+        lent: permits that are with a borrower now, by pool.
+        out: calls at work below it, at any depth.
+        waits: batches of nested calls that the lender waits for.
+        gone: its own work has ended; what it holds goes back with the last borrower.
+        over: it went back.
+    """
+
+    __slots__ = ("above", "gone", "holds", "lent", "out", "over", "units", "waits")
+
+    def __init__(self, wants: Wants[LotT], above: Loan[LotT] | None) -> None:
+        self.above = above
+        self.units = dict(wants.pools)
+        self.holds = dict(wants.holds)
+        self.lent: dict[Pool[LotT], int] = {}
+        self.out = 0
+        self.waits = 0
+        self.gone = False
+        self.over = False
+
+    def chain(self) -> Iterator[Loan[LotT]]:
+        """This loan and those above it, nearest first."""
+        loan: Loan[LotT] | None = self
+        while loan is not None:
+            yield loan
+            loan = loan.above
+
+    def free(self, pool: Pool[LotT]) -> int:
+        """Permits of a pool that may be borrowed now."""
+        return sum(loan.units.get(pool, 0) - loan.lent.get(pool, 0) for loan in self.chain() if not loan.over)
+
+    def less(self, node: Node[LotT]) -> list[int]:
+        """Who holds a node, not counting the lenders."""
+        counts = list(node.counts)
+        for loan in self.chain():
+            mode = loan.holds.get(node.key)
+            if mode is not None and not loan.over:
+                counts[mode] -= 1
+        return counts
+
+    def __repr__(self) -> str:
+        return f"Loan({self.waits} batches, {self.out} calls below)"
+
+
 class Wants(Ask, Generic[LotT]):
     """An ask whose pools have been looked up, ready to be claimed again and again.
 
@@ -144,14 +203,19 @@ class Wants(Ask, Generic[LotT]):
         pool_states: the pools alone.
         weight: what it costs its run's fair share: its permits of the first pool.
         hopeless: a pool that can never serve it, or None.
+        loan: what the call that waits for it lends to it; None for a call that nobody waits for. Then these wants are
+            of that one call alone.
+        borrowed: what it has borrowed, while it runs.
     """
 
-    __slots__ = ("hopeless", "pool_states", "pools", "weight")
+    __slots__ = ("borrowed", "hopeless", "loan", "pool_states", "pools", "weight")
 
     pools: tuple[tuple[Pool[LotT], int], ...]
     pool_states: tuple[State[LotT], ...]
     weight: int
     hopeless: Pool[LotT] | None
+    loan: Loan[LotT] | None
+    borrowed: list[tuple[Loan[LotT], Pool[LotT], int]]
 
 
 class Ledger(Generic[LotT]):
@@ -193,6 +257,7 @@ class Ledger(Generic[LotT]):
         wants.pools = tuple((self._pools[key], units) for key, units in wants.permits)
         wants.pool_states = tuple(pool for pool, _ in wants.pools)
         wants.weight = wants.permits[0][1] if wants.permits else 1
+        wants.loan = None
         priority = wants.priority
         wants.hopeless = next((pool for pool, units in wants.pools if units > pool.room(priority)), None)
         return wants
@@ -232,12 +297,18 @@ class Ledger(Generic[LotT]):
         """The first thing in the way, or None if all of it is free now."""
         priority = wants.priority
         for pool, units in wants.pools:
-            if pool.held + units > (pool.limit if priority > 0 else pool.limit - pool.reserve):
+            if pool.held + units > (pool.limit if priority > 0 else pool.limit - pool.reserve) and (
+                wants.loan is None or not pool.fits(units, priority, wants.loan)
+            ):
                 return pool
         nodes = self._nodes
         for key, mode in wants.holds:
             node = nodes.get(key)
-            if node is not None and not _compatible(node.counts, mode):
+            if (
+                node is not None
+                and not _compatible(node.counts, mode)
+                and (wants.loan is None or not node.fits(mode, 0, wants.loan))
+            ):
                 return node
         return None
 
@@ -250,12 +321,45 @@ class Ledger(Generic[LotT]):
 
     def take(self, wants: Wants[LotT]) -> None:
         """Take what `blocker` has just found free."""
+        if wants.loan is not None:
+            self._borrow(wants, wants.loan)
+            return
         for pool, units in wants.pools:
             held = pool.held = pool.held + units
             if held > pool.peak:
                 pool.peak = held
         if wants.holds:
             self.take_holds(wants.holds)
+
+    def _borrow(self, wants: Wants[LotT], loan: Loan[LotT]) -> None:
+        """The same for a nested call: of the nearest lender first, and free permits for what nobody lends."""
+        borrowed = wants.borrowed = []
+        for lender in loan.chain():
+            lender.out += 1
+        for pool, units in wants.pools:
+            for lender in loan.chain():
+                free = 0 if lender.over else lender.units.get(pool, 0) - lender.lent.get(pool, 0)
+                part = min(units, free)
+                if part:
+                    lender.lent[pool] = lender.lent.get(pool, 0) + part
+                    borrowed.append((lender, pool, part))
+                    units -= part
+            held = pool.held = pool.held + units
+            if held > pool.peak:
+                pool.peak = held
+        for key, mode in wants.holds:
+            node = self.node_for(key)
+            node.counts[mode] += 1
+            node.nested += 1
+
+    def own(self, wants: Wants[LotT]) -> list[tuple[Pool[LotT], int]]:
+        """Permits that a call holds of the pools themselves, less what it has borrowed."""
+        if wants.loan is None:
+            return list(wants.pools)
+        parts = dict(wants.pools)
+        for _, pool, part in wants.borrowed:
+            parts[pool] -= part
+        return list(parts.items())
 
     def take_holds(self, holds: Iterable[Hold]) -> None:
         """Take the resource part alone."""
@@ -264,6 +368,18 @@ class Ledger(Generic[LotT]):
 
     def give(self, wants: Wants[LotT]) -> None:
         """Give all of it back. Whoever calls this makes sure that it is called once for each take."""
+        if wants.loan is not None:
+            for pool, units in self.own(wants):
+                pool.held -= units
+            for lender, pool, part in wants.borrowed:
+                lender.lent[pool] -= part
+            wants.borrowed = []
+            for lender in wants.loan.chain():
+                lender.out -= 1
+            for key, _ in wants.holds:
+                self._nodes[key].nested -= 1
+            self.give_holds(wants.holds)
+            return
         for pool, units in wants.pools:
             pool.held -= units
         if wants.holds:
@@ -289,7 +405,7 @@ class Ledger(Generic[LotT]):
 
     def mark_orphan(self, wants: Wants[LotT], step: int) -> None:
         """What a running call holds is held by an orphan from now on (+1), or no longer (-1)."""
-        for pool, units in wants.pools:
+        for pool, units in wants.pools if wants.loan is None else self.own(wants):
             pool.orphaned += step * units
         for key, mode in wants.holds:
             node = self._nodes[key]
@@ -324,8 +440,11 @@ class Ledger(Generic[LotT]):
             held = [mode for mode in range(4) if node.counts[mode]]
             orphaned = node.orphaned or [0, 0, 0, 0]
             assert min(node.counts) >= 0, f"{node} holds less than nothing"
-            assert node.counts[X] <= 1, f"{node} is held for writing twice"
-            assert all(COMPATIBLE[a][b] for a in held for b in held if a != b), f"{node} is held in modes that conflict"
+            if not node.nested:  # or some of them may hold it by leave of others; who may is known above (gate)
+                assert node.counts[X] <= 1, f"{node} is held for writing twice"
+                fit = all(COMPATIBLE[a][b] for a in held for b in held if a != b)
+                assert fit, f"{node} is held in modes that conflict"
+            assert 0 <= node.nested <= sum(node.counts), f"{node} miscounts nested calls"
             assert all(0 <= a <= b for a, b in zip(orphaned, node.counts, strict=True)), f"{node} miscounts orphans"
             assert held or node.lot is not None, f"{node} is idle and was not forgotten"
             assert parked is None or node.lot is None or parked(node.lot), f"{node} keeps an empty lot"

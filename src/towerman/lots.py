@@ -18,12 +18,12 @@ Not here: who goes first and who waits (gate), what is held (ledger).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, TypeVar
 
 from towerman.calls import Rejection
-from towerman.ledger import Node, State, Wants
+from towerman.ledger import Loan, Node, State, Wants
 
 OwnerT = TypeVar("OwnerT")
 
@@ -38,8 +38,8 @@ NEVER: Final = float("inf")
 SLACK: Final = 64
 """Stale records that are not worth a clean-up."""
 
-Need = tuple[int, bool]
-"""What of a state is needed: (permits, may use the reserve) of a pool, (mode, False) of a node."""
+Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
+"""What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node."""
 
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
 """(class with its sign turned, order of promotion or NEVER, start tag, number, entry); the least goes first."""
@@ -58,6 +58,7 @@ class Entry(Generic[OwnerT]):
         status: PARKED, GRANTED, REJECTED or DONE.
         since: the instant it was handed in, or from which it waits behind one that waited in vain.
         orphan: its result was sealed while its work goes on.
+        loan: what it lends to calls that it waits for, or has waited for; None for nothing.
         rejection: why not, once it is rejected.
         blocked_by: what it was parked for, first to last, as people are shown it.
     """
@@ -68,6 +69,7 @@ class Entry(Generic[OwnerT]):
         "deadline",
         "flow",
         "line",
+        "loan",
         "orphan",
         "owner",
         "passes",
@@ -88,6 +90,7 @@ class Entry(Generic[OwnerT]):
         self.since = since
         self.status: Status = status
         self.orphan = False
+        self.loan: Loan[Lot[OwnerT]] | None = None
         self.blocked_by: tuple[str, ...] = ()
         self.rank: Rank[OwnerT] | None = None
 
@@ -165,12 +168,16 @@ class Flow(Generic[OwnerT]):
         self.timed = False
         self.closed = False
 
-    def holds(self, state: State[Lot[OwnerT]]) -> bool:
-        """Does a running call of this flow hold some of it?"""
+    def holds(self, state: State[Lot[OwnerT]], loan: Loan[Lot[OwnerT]] | None = None) -> bool:
+        """Does a running call of this flow hold some of it, one that does not lend it on that loan?"""
+        running: Iterable[Entry[OwnerT]] = self.running
+        if loan is not None:
+            lenders = tuple(loan.chain())
+            running = [entry for entry in running if entry.loan not in lenders]
         if isinstance(state, Node):
             key = state.key
-            return any(key == held for entry in self.running for held, _ in entry.wants.holds)
-        return any(state in entry.wants.pool_states for entry in self.running)
+            return any(key == held for entry in running for held, _ in entry.wants.holds)
+        return any(state in entry.wants.pool_states for entry in running)
 
     @property
     def parked(self) -> list[Entry[OwnerT]]:
@@ -200,7 +207,7 @@ class Bay(Generic[OwnerT]):
 
     __slots__ = ("count", "heap", "lines", "need", "passes", "state")
 
-    def __init__(self, state: State[Lot[OwnerT]], need: Need) -> None:
+    def __init__(self, state: State[Lot[OwnerT]], need: Need[OwnerT]) -> None:
         self.state = state
         self.need = need
         self.heap: list[Rank[OwnerT]] = []
@@ -211,7 +218,7 @@ class Bay(Generic[OwnerT]):
     @property
     def fits(self) -> bool:
         """Could the state serve this need now?"""
-        return self.state.fits(self.need[0], self.need[1])
+        return self.state.fits(*self.need)
 
     @property
     def barred(self) -> bool:
@@ -244,7 +251,7 @@ class Lot(Generic[OwnerT]):
     __slots__ = ("bays", "count", "promoted")
 
     def __init__(self) -> None:
-        self.bays: dict[Need, Bay[OwnerT]] = {}
+        self.bays: dict[Need[OwnerT], Bay[OwnerT]] = {}
         self.promoted: list[Rank[OwnerT]] = []
         self.count = 0
 

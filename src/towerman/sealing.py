@@ -37,6 +37,7 @@ WORTH_ANOTHER_TRY: Final = frozenset(
         "sibling_failed",
         "not_alone",
         "truncated_response",
+        "would_deadlock",
     }
 )
 """Refusals after which the same call can succeed."""
@@ -46,6 +47,10 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
     "wait_timeout": "Not started: waited {wait:g} s for {blocker}. Try again later.",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
+    "would_deadlock": (
+        "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
+        "for what this call's own caller holds."
+    ),
 }
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
 
-from towerman.calls import Batch, Call, Result
+from towerman.calls import Batch, Call
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.errors import PolicyError
 from towerman.gate import NEVER, Gate
@@ -48,8 +48,8 @@ from towerman.policy import (
 )
 from towerman.threads import Courier
 from towerman.tools import compile_tool, is_coroutine_function
-from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
-from towerman.work import Context, Core, RunState, Work, pool_key
+from towerman.trace import Event, Observer
+from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
 
 if TYPE_CHECKING:
     from towerman.runner import Shells
@@ -58,115 +58,6 @@ HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
 Patterns = str | Iterable[str] | None
 """Tool names or patterns such as `crm_*`."""
-
-
-# -------------------------------------------------------------------------------------------- results
-
-
-class BatchResult(Sequence[Result]):
-    """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
-
-    Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last
-            result says it too, so that it reaches the model with the messages.
-    """
-
-    __slots__ = ("_batch", "_results", "_work", "notice")
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._batch = work.batch
-        self._results = tuple(result for result in work.results if result is not None)
-        self.notice = work.notice
-
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Result, ...]: ...
-    def __getitem__(self, index: int | slice) -> Result | tuple[Result, ...]:
-        return self._results[index]
-
-    def __len__(self) -> int:
-        return len(self._results)
-
-    def __iter__(self) -> Iterator[Result]:
-        return iter(self._results)
-
-    @property
-    def ok(self) -> bool:
-        """Every call answered."""
-        return all(result.ok for result in self._results)
-
-    def messages(self, format: str | None = None) -> list[dict[str, object]]:
-        """The results as the provider takes them, without the assistant message.
-
-        Args:
-            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
-        """
-        from towerman import adapters
-
-        return adapters.encode(self._batch, self._results, format)
-
-    def turn(self, format: str | None = None) -> list[dict[str, object]]:
-        """The assistant message and its results, ready to be appended to the conversation.
-
-        Ids agree between the two even where the provider's were missing or repeated.
-
-        Args:
-            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
-        """
-        from towerman import adapters
-
-        return adapters.turn(self._batch, self._results, format)
-
-    def spans(self) -> list[Span]:
-        """What each call did when, in seconds since the batch came in."""
-        work = self._work
-        spans = []
-        for result in self._results:
-            sealed = work.sealed_at[result.index] - work.started_at
-            started = sealed - result.ran if result.started else None
-            queued = (
-                (started if started is not None else sealed) - result.waited
-                if started is not None or result.waited
-                else None
-            )
-            ended = work.ended.get(result.index)
-            spans.append(
-                Span(
-                    index=result.index,
-                    tool=result.tool if work.tools[result.index] is not None else UNKNOWN_TOOL,
-                    outcome=result.outcome,
-                    code=result.code,
-                    queued=queued,
-                    started=started,
-                    sealed=sealed,
-                    ended=ended - work.started_at if ended is not None else None,
-                    waited_for=result.waited_for,
-                    still_running=result.still_running and ended is None,
-                )
-            )
-        return spans
-
-    def timeline(self, width: int = 100) -> str:
-        """A drawing of the batch for people: one line a call, waiting and running apart.
-
-        Args:
-            width: columns.
-
-        Raises:
-            PolicyError: a width that is no whole number above 0.
-        """
-        from towerman import timeline
-
-        return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
-
-    def __repr__(self) -> str:
-        counts: dict[str, int] = {}
-        for result in self._results:
-            counts[result.outcome] = counts.get(result.outcome, 0) + 1
-        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        return f"BatchResult({len(self._results)} calls{': ' + told if told else ''})"
 
 
 # -------------------------------------------------------------------------------------------- statistics
@@ -294,13 +185,16 @@ class Run:
             nonlocal work
             work = one
 
+        done: BatchResult | None = None
         try:
             await shell.execute(self._state, batch, on_result, begun)
         finally:
             if work is not None and not work.left:
-                self.last_batch = BatchResult(work)
-        assert self.last_batch is not None
-        return self.last_batch
+                done = BatchResult(work)
+                if work.parent is None:
+                    self.last_batch = done
+        assert done is not None
+        return done
 
     @staticmethod
     def _decode(calls: object, format: str | None) -> Batch:
@@ -669,7 +563,9 @@ class Tower:
                         )
                     )
                     self._stale.discard(key)
-        return Run(self, state)
+        run = Run(self, state)
+        state.execute = run.execute
+        return run
 
     async def execute(
         self,

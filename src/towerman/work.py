@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar, overload
 
 from towerman.access import flat_holds
 from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
@@ -24,10 +24,10 @@ from towerman.errors import Code
 from towerman.gate import Entry, Flow, Gate, Lot
 from towerman.ledger import Wants
 from towerman.plan import Plan
-from towerman.policy import OnResult, TowerPolicy
+from towerman.policy import OnResult, TowerPolicy, whole
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
-from towerman.trace import Event
+from towerman.trace import UNKNOWN_TOOL, Event, Span
 
 DepsT = TypeVar("DepsT")
 
@@ -56,10 +56,22 @@ class Context(Generic[DepsT]):
             is over.
     """
 
-    __slots__ = ("_job", "attempt", "call_id", "deadline", "deps", "idempotency_key", "index", "run_id", "tenant")
+    __slots__ = (
+        "_execute",
+        "_job",
+        "attempt",
+        "call_id",
+        "deadline",
+        "deps",
+        "idempotency_key",
+        "index",
+        "run_id",
+        "tenant",
+    )
 
     def __init__(self, job: Job, call: Call, run: RunState) -> None:
         self._job = job
+        self._execute = run.execute
         self.run_id = run.run_id
         self.call_id = call.id
         self.index = job.index
@@ -68,6 +80,26 @@ class Context(Generic[DepsT]):
         self.attempt = 1
         self.idempotency_key = call.idempotency_key
         self.deadline = job.due
+
+    async def execute(
+        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """Answer calls that this call makes itself (nested calls), in its own run: one result each, in order.
+
+        They borrow what this call holds: its permits, one nested call at a time for each permit, and the resources
+        that it has declared; further ones take what is free. What waits in a circle is refused, `would_deadlock`.
+        When this call ends or is told to stop, those that are left are cancelled.
+
+        Args:
+            calls: as `Run.execute` takes them.
+            format: the form they have; None: found out.
+            on_result: sees each result as it is sealed.
+
+        Raises:
+            InputError: it is no batch of calls in any known form; nothing was run.
+            asyncio.CancelledError: this call was told to stop; the nested ones were sealed first.
+        """
+        return await self._execute(calls, format=format, on_result=on_result)
 
     @property
     def cancelled(self) -> bool:
@@ -85,7 +117,17 @@ Slot = Entry[Owner]
 
 
 class Loop(Protocol):
-    """What a batch needs of the shell that runs it, without naming the shell."""
+    """What a batch needs of the shell that runs it, without naming the shell.
+
+    Attributes:
+        core: what it shares with the other loops of its tower.
+    """
+
+    core: Core
+
+    def end_soon(self, work: Work, reason: str) -> None:
+        """Cancel a whole batch; from any loop or thread."""
+        ...  # pragma: no cover - a protocol has no body
 
     def post(self, entry: Slot) -> None:
         """Take a decision that was made on another loop."""
@@ -126,6 +168,9 @@ class Want(Wants[Lot[Owner]]):
         other.pool_states = self.pool_states
         other.weight = self.weight
         other.hopeless = self.hopeless
+        other.loan = self.loan
+        if other.loan is not None:
+            other.borrowed = self.borrowed
         other.kind = self.kind
         other.of = self.of
         other.shared = False
@@ -143,7 +188,9 @@ class Job:
 
     started = NOT_STARTED
     sealed = False
+    ended = False
     orphan = 0
+    nested: dict[Work, None] | None = None
     # The task is the runner's; this room only keeps it.
     task: object = None
     ticket: Ticket | None = None
@@ -157,6 +204,10 @@ class Job:
         self.tool = tool
         self.granted = granted
         self.due = due
+
+
+CALLER: Final[contextvars.ContextVar[Job | None]] = contextvars.ContextVar("towerman_caller", default=None)
+"""The call whose handler this code runs in, on whichever task or thread."""
 
 
 class RunState:
@@ -173,6 +224,7 @@ class RunState:
         works: its batches that are not done.
         gone: it was closed while something of it was still at work; its flow ends with its last batch.
         bases: by tool name, what each call of that tool wants beside its own resources.
+        execute: `Run.execute` of this run.
     """
 
     __slots__ = (
@@ -180,6 +232,7 @@ class RunState:
         "batches",
         "closed",
         "deps",
+        "execute",
         "fail_fast",
         "flow",
         "gone",
@@ -220,6 +273,8 @@ class RunState:
         self.works: dict[Work, None] = {}
         self.bases: dict[str, Want] = {}
 
+    execute: Callable[..., Coroutine[None, None, BatchResult]]
+
 
 class Work:
     """One batch on its way.
@@ -234,6 +289,7 @@ class Work:
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
+        parent: the call that waits for it; None for a batch that no call has made.
         waiters: the runner's futures, woken when all is sealed.
     """
 
@@ -251,6 +307,7 @@ class Work:
         "notice",
         "number",
         "on_result",
+        "parent",
         "plan",
         "reasons",
         "results",
@@ -290,7 +347,114 @@ class Work:
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
         self.given_up = False
+        self.parent: Job | None = None
         self.waiters: list[Callable[[], None]] = []
+
+
+class BatchResult(Sequence[Result]):
+    """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
+
+    Attributes:
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last
+            result says it too, so that it reaches the model with the messages.
+    """
+
+    __slots__ = ("_batch", "_results", "_work", "notice")
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._batch = work.batch
+        self._results = tuple(result for result in work.results if result is not None)
+        self.notice = work.notice
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Result, ...]: ...
+    def __getitem__(self, index: int | slice) -> Result | tuple[Result, ...]:
+        return self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._results)
+
+    @property
+    def ok(self) -> bool:
+        """Every call answered."""
+        return all(result.ok for result in self._results)
+
+    def messages(self, format: str | None = None) -> list[dict[str, object]]:
+        """The results as the provider takes them, without the assistant message.
+
+        Args:
+            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+        """
+        from towerman import adapters
+
+        return adapters.encode(self._batch, self._results, format)
+
+    def turn(self, format: str | None = None) -> list[dict[str, object]]:
+        """The assistant message and its results, ready to be appended to the conversation.
+
+        Ids agree between the two even where the provider's were missing or repeated.
+
+        Args:
+            format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+        """
+        from towerman import adapters
+
+        return adapters.turn(self._batch, self._results, format)
+
+    def spans(self) -> list[Span]:
+        """What each call did when, in seconds since the batch came in."""
+        work = self._work
+        spans = []
+        for result in self._results:
+            sealed = work.sealed_at[result.index] - work.started_at
+            started = sealed - result.ran if result.started else None
+            queued = (
+                (started if started is not None else sealed) - result.waited
+                if started is not None or result.waited
+                else None
+            )
+            ended = work.ended.get(result.index)
+            spans.append(
+                Span(
+                    index=result.index,
+                    tool=result.tool if work.tools[result.index] is not None else UNKNOWN_TOOL,
+                    outcome=result.outcome,
+                    code=result.code,
+                    queued=queued,
+                    started=started,
+                    sealed=sealed,
+                    ended=ended - work.started_at if ended is not None else None,
+                    waited_for=result.waited_for,
+                    still_running=result.still_running and ended is None,
+                )
+            )
+        return spans
+
+    def timeline(self, width: int = 100) -> str:
+        """A drawing of the batch for people: one line a call, waiting and running apart.
+
+        Args:
+            width: columns.
+
+        Raises:
+            PolicyError: a width that is no whole number above 0.
+        """
+        from towerman import timeline
+
+        return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for result in self._results:
+            counts[result.outcome] = counts.get(result.outcome, 0) + 1
+        told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return f"BatchResult({len(self._results)} calls{': ' + told if told else ''})"
 
 
 class Core:
@@ -369,6 +533,14 @@ class Core:
     def want(self, base: Want, run: RunState, accesses: tuple[Access, ...]) -> Want:
         """The base with the holds that these accesses need."""
         return base.with_holds(accesses, *self.holds(run.number, base.kind, accesses))
+
+    def nested_want(self, want: Want, parent: Job) -> Want:
+        """The same for a nested call, which has wants of its own, since each borrows for itself."""
+        nested = want.with_holds(want.accesses, want.holds, want.labels)
+        nested.pools = (*want.pools[:0], *want.pools)  # another tuple: the gate takes equal ones for one tool's calls
+        nested.loan = parent.entry.loan
+        nested.borrowed = []
+        return nested
 
     def holds(self, run: int, kind: str, accesses: tuple[Access, ...]) -> tuple[tuple[Hold, ...], Mapping[str, str]]:
         """Flat locks of a call: its resources, and the roots at which tools without resources exclude others."""

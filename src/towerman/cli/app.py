@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from towerman.calls import Batch
     from towerman.observers import JsonlObserver
     from towerman.timeline import Story
-    from towerman.tower import BatchResult
     from towerman.trace import Observer, Span
+    from towerman.work import BatchResult
 
 
 class Format(StrEnum):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from towerman.calls import Batch, Result
-    from towerman.tower import BatchResult
     from towerman.trace import Observer
+    from towerman.work import BatchResult
 
 _DRAWN: Final = "·░█▒×→…┬─µ"  # noqa: RUF001 - the signs of the drawing
 

@@ -14,7 +14,8 @@ from towerman.clock import RealClock
 if TYPE_CHECKING:
     from towerman.calls import Batch
     from towerman.cli.show import ForPeople, ForPrograms
-    from towerman.tower import BatchResult, Tower
+    from towerman.tower import Tower
+    from towerman.work import BatchResult
 
 
 def perform(

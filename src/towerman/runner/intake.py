@@ -58,6 +58,9 @@ class Intake(Sealer):
     async def _prepare(self, work: Work) -> None:
         """Look up, permit, check; plan; offer what is ready. Gives the loop a turn where it takes long."""
         core, run, calls = self.core, work.run, work.calls
+        if work.parent is not None and work.parent.sealed:
+            self._close(work, "cancelled", "cancelled", "the call that made it was given up")
+            return
         if run.closed is not None:
             self._close(work, "run_closed", "rejected", run.closed)
             return
@@ -190,6 +193,8 @@ class Intake(Sealer):
                 self._refuse(work, index, unnamed.code, str(unnamed))
                 return None
             base = core.want(base, run, accesses)
+        if work.parent is not None:
+            base = core.nested_want(base, work.parent)
         work.keywords[index] = keywords
         work.wants[index] = base
         return base

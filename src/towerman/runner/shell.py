@@ -40,10 +40,13 @@ from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.threads import Port, Ticket
 from towerman.tools import Tool
-from towerman.work import NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Work
+from towerman.work import CALLER, NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
+
+NESTED_GRACE: Final = 0.8
+"""The part of its caller's time for cleaning up that a nested call has."""
 
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
@@ -74,6 +77,9 @@ class Shell(Intake):
         """Run a batch; returns, or raises, only when every call has its result."""
         core = self.core
         work = Work(run, self, batch, on_result, core.now())
+        caller = CALLER.get()
+        if caller is not None and caller.work.shell.core is core:
+            self._below(work, caller)
         begun(work)
         if not work.calls:
             return
@@ -116,6 +122,34 @@ class Shell(Intake):
             raise work.error
         if interrupted is not None:
             raise interrupted from work.error
+
+    def _below(self, work: Work, caller: Job) -> None:
+        """A call at work makes a batch of its own, and waits for it."""
+        core = self.core
+        with core.lock:
+            if caller.ended:  # what it has left behind, such as a task of its own, calls for itself
+                return
+            work.parent = caller
+            if work.calls and not caller.sealed:
+                core.gate.lend(caller.entry)
+                if caller.nested is None:
+                    caller.nested = {}
+                caller.nested[work] = None
+
+    def end_soon(self, work: Work, reason: str) -> None:
+        """Cancel a whole batch; from any loop or thread."""
+        if asyncio._get_running_loop() is self.loop:
+            self.cancel_work(work, reason)
+            return
+        try:
+            self.loop.call_soon_threadsafe(self.cancel_work, work, reason)
+        except RuntimeError:  # the loop is gone
+            self._stray(work)
+
+    def _end_nested(self, job: Job) -> None:
+        """A call has ended, or nobody waits for it any more: so it is with the calls that it has made."""
+        for work in list(job.nested or ()):
+            work.shell.end_soon(work, "the call that made it has ended")
 
     def _forsake(self, work: Work) -> None:
         """The caller's coroutine is thrown away, perhaps by the collector: nobody waits for the batch any more."""
@@ -294,6 +328,7 @@ class Shell(Intake):
         """The body of a call's task. With own_task=False it goes on with the batch's next such call."""
         while True:
             tool = job.tool
+            mark = CALLER.set(job)
             try:
                 self._begin(job, keywords)
                 value = tool.handler(**keywords)
@@ -305,6 +340,8 @@ class Shell(Intake):
                     raise
                 self._finished(job, None, error)
                 return
+            if not tool.own_task:
+                CALLER.reset(mark)
             if tool.own_task or not _reusable(job):
                 self._finished(job, value, None)
                 return
@@ -333,6 +370,7 @@ class Shell(Intake):
     def _in_thread(self, job: Job, keywords: dict[str, object]) -> tuple[object, Encoded | EncodingError]:
         """The body of a call on a worker thread: also waits for what a handler returns, and encodes it there."""
         tool = job.tool
+        CALLER.set(job)
         self._begin(job, keywords)
         value = tool.handler(**keywords)
         if inspect.isawaitable(value):
@@ -382,6 +420,10 @@ class Shell(Intake):
                 # A thread goes on, and hands back what it held when it ends.
                 jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
                 run.works.pop(lost, None)
+                parent = lost.parent
+                if parent is not None and parent.nested is not None and lost in parent.nested:
+                    del parent.nested[lost]
+                    decided += gate.lent_back(parent.entry, now)
                 if run.gone and not run.works:
                     gate.close_flow(run.flow)
             else:
@@ -389,7 +431,7 @@ class Shell(Intake):
             for job in jobs:
                 if job.entry.status == GRANTED:
                     self._count_orphan(job, 0)
-                    job.sealed = True
+                    job.sealed = job.ended = True
                     decided += gate.finish(job.entry, now)
         return decided
 
@@ -460,8 +502,11 @@ class Shell(Intake):
             else:
                 if job is not None:
                     with core.lock:
+                        job.ended = True
                         self._count_orphan(job, 0)
                 self._give_back(entry)
+            if job is not None and job.nested:
+                self._end_nested(job)
         except Exception as another:  # of the gate: those who wait for their results come first
             work.error.add_note(f"and then: {type(another).__name__}")
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
@@ -501,14 +546,18 @@ class Shell(Intake):
         gate = core.gate
         if work.plan.trivial:
             with core.lock:
+                job.ended = True
                 decided = gate.finish(job.entry, now)
                 notes = self._notes() if gate.notes else ()
         else:
             result = work.results[index]
             ready = self._ready(work, self._follow(work, index, result is not None and result.ok))
             with core.lock:
+                job.ended = True
                 decided = gate.finish(job.entry, now, ready, _urgency)
                 notes = self._notes() if gate.notes else ()
+        if job.nested:
+            self._end_nested(job)
         if len(decided) == 1 and not (self._draining or notes) and decided[0].owner[0].shell is self:
             # The usual case, a call that hands over to the next one, without a detour over the queue.
             entry = decided[0]
@@ -586,9 +635,14 @@ class Shell(Intake):
         """If every call is sealed, the batch is at work no more: wake whoever waits for that."""
         if not work.left:
             # Here and not when the caller wakes: whoever closes the run may wake first.
-            run = work.run
+            run, parent = work.run, work.parent
             run.works.pop(work, None)
             self.works.pop(work, None)
+            if parent is not None and parent.nested is not None and work in parent.nested:
+                with self.core.lock:
+                    del parent.nested[work]
+                    decided = self.core.gate.lent_back(parent.entry, self.core.now())
+                self._take(decided)
             if run.gone and not run.works:
                 with self.core.lock:
                     self.core.gate.close_flow(run.flow)
@@ -664,6 +718,10 @@ class Shell(Intake):
             self._give_up(job)
             return
         job.due = now + core.policy.grace
+        parent = job.work.parent
+        if parent is not None and parent.why is not None:
+            # Its caller was told to stop, too: it is to have its answer while it still has time itself.
+            job.due = min(job.due, now + NESTED_GRACE * max(0.0, parent.due - now))
         if job.due < self._timer_at:
             self._arm(job.due)
         if task is not None:
@@ -705,6 +763,8 @@ class Shell(Intake):
         if core.emit is not None:
             self._tell(work, index, "orphaned", ran=ran_for(job, now))
         self._take(decided, notes)
+        if job.nested:
+            self._end_nested(job)
         self._settle(work, index, False)
 
     def cancel_work(self, work: Work, reason: str) -> None:
