@@ -558,6 +558,7 @@ class Shell(Intake):
                 notes = self._notes() if gate.notes else ()
         if job.nested:
             self._end_nested(job)
+        job.task = None  # whose context knows the job: no cycle is left for the collector
         if len(decided) == 1 and not (self._draining or notes) and decided[0].owner[0].shell is self:
             # The usual case, a call that hands over to the next one, without a detour over the queue.
             entry = decided[0]
