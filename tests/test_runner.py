@@ -2038,8 +2038,8 @@ def test_what_a_handler_may_know_of_its_call(stage: Stage) -> None:
 
 
 def test_a_handler_may_use_the_tower(stage: Stage) -> None:
-    """G2: a handler looks at the statistics, declares a tool, and runs a batch of its own where there is room; where
-    there is none it is refused in time.
+    """G2, R-61: a handler looks at the statistics, declares a tool, and runs a batch of its own, also where nothing is
+    free.
     """
     tower = stage.tower(max_concurrency=2, max_wait=1.0)
 
@@ -2055,7 +2055,8 @@ def test_a_handler_may_use_the_tower(stage: Stage) -> None:
 
     assert run_batch(stage, tower, [Call("parent", {"n": 1})])[0].value == [None, None]
     done = run_batch(stage, tower, [Call("parent", {"n": 2}), Call("parent", {"n": 3})])
-    assert [result.value for result in done] == [["wait_timeout", "wait_timeout"]] * 2
+    assert [result.value for result in done] == [[None, None]] * 2
+    assert stage.peak <= 2
 
 
 # ==================================================================== context variables, spans, tasks

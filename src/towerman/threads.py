@@ -246,6 +246,10 @@ class Courier(Generic[ItemT]):
         self._dropped = 0
         self._failed = 0
 
+    def anew(self) -> Courier[ItemT]:
+        """Another one with the same receivers, for a process in which this one's thread does not run."""
+        return Courier(self._receivers, name=self._name, most=self._most)
+
     def add(self, receiver: Callable[[ItemT], None]) -> None:
         """One more receiver; it gets what is delivered from now on."""
         self._receivers = (*self._receivers, receiver)

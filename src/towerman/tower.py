@@ -19,11 +19,12 @@ from datetime import datetime
 from fnmatch import translate
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
+from weakref import WeakSet
 
 from towerman.calls import Batch, Call
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.errors import PolicyError
-from towerman.gate import NEVER, Gate
+from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.ledger import Pool as LedgerPool
 from towerman.policy import (
@@ -47,12 +48,12 @@ from towerman.policy import (
     whole,
 )
 from towerman.threads import Courier
-from towerman.tools import compile_tool, is_coroutine_function
+from towerman.tools import Tool, compile_tool, is_coroutine_function
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
 
 if TYPE_CHECKING:
-    from towerman.runner import Shells
+    from towerman.runner import Shells, SyncDoor
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
@@ -129,7 +130,7 @@ class Statistics:
 
 
 class Run:
-    """One agent run: an async context manager made by `Tower.run`. Leaving it cancels what is still at work.
+    """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
 
     Attributes:
         run_id: its id.
@@ -196,6 +197,33 @@ class Run:
         assert done is not None
         return done
 
+    def execute_sync(
+        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """`execute` for code without an event loop: waits in this thread until every call has its result.
+
+        Async handlers run on a loop that the tower keeps on a thread of its own; from within a sync handler, on the
+        loop of its call. An interrupt of this thread cancels the batch and is raised once it is sealed.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            on_result: sees each result as it is sealed, on the loop's thread.
+
+        Raises:
+            PolicyError: an event loop runs in this thread: await `execute` there.
+        """
+        return self._tower._sync.run("execute_sync", lambda: self.execute(calls, format=format, on_result=on_result))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state.number in self._tower._runs:
+            self._tower._sync.run("aclose_sync", self.aclose)
+
     @staticmethod
     def _decode(calls: object, format: str | None) -> Batch:
         if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
@@ -246,6 +274,18 @@ class Run:
 
 
 # -------------------------------------------------------------------------------------------- the tower
+
+
+_TOWERS: WeakSet[Tower] = WeakSet()
+
+
+def _after_fork() -> None:
+    for tower in _TOWERS:
+        tower._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Tower:
@@ -309,9 +349,9 @@ class Tower:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
         self._courier: Courier[Event] = Courier(())
-        gate: Gate[tuple[Work, int]] = Gate(Ledger())
-        self._core = Core(self.policy, gate, _clock or RealClock())
+        self._core = Core(self.policy, Gate(Ledger()), _clock or RealClock())
         self._made: Shells | None = None
+        self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         self._prefix = os.urandom(4).hex()
@@ -323,20 +363,62 @@ class Tower:
             raise PolicyError(f"observers: a list of callables; got {shown(observers)}") from None
         for observer in listed:
             self.add_observer(observer)
-        ledger = gate.ledger
-        self._enforced = mode == "enforce"
-        ledger.add_pool(LedgerPool("process", "pool process", max_concurrency, enforced=self._enforced))
+        self._add_pool("process", "pool process", max_concurrency)
+        self._add_named_pools("process", None)
+        _TOWERS.add(self)
+
+    def _add_pool(self, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process") -> None:
+        enforced = self.policy.mode == "enforce"
+        pool: LedgerPool[Lot[tuple[Work, int]]] = LedgerPool(
+            key, label, permits, reserve=reserve, scope=scope, enforced=enforced
+        )
+        self._core.gate.ledger.add_pool(pool)
+
+    def _add_named_pools(self, scope: str, state: RunState | None) -> None:
+        """The named pools of a scope: for the process, or as far as they count for a run."""
         for name, pool in self.policy.pools.items():
-            if pool.scope == "process":
-                ledger.add_pool(
-                    LedgerPool(
-                        f"pool:{name}",
-                        f"pool {name}",
-                        pool.permits,
-                        reserve=pool.reserve,
-                        enforced=self._enforced,
-                    )
-                )
+            if pool.scope == scope:
+                key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
+                self._add_pool(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
+                self._stale.discard(key)
+
+    def _add_tool_pool(self, tool: Tool) -> None:
+        if tool.policy.max_concurrency is not None:
+            self._add_pool(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+
+    def _add_run_pools(self, state: RunState) -> None:
+        self._add_pool(f"run:{state.number}", "pool run", state.flow.window, scope="run")
+        self._add_named_pools("run", state)
+        self._add_named_pools("tenant", state)
+
+    def _after_fork(self) -> None:
+        """In the child of a fork: what was at work belongs to the parent, and its threads and loops are not here."""
+        core = self._core
+        core.reset(Gate(Ledger()))
+        self._made = self._door = None
+        self._stale.clear()
+        self._courier = self._courier.anew()
+        if core.emit is not None:
+            core.emit = self._courier.send
+            core.gate.notes = []
+        self._add_pool("process", "pool process", self.policy.max_concurrency)
+        self._add_named_pools("process", None)
+        for tool in core.tools.values():
+            self._add_tool_pool(tool)
+        for state in self._runs.values():
+            state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
+            self._add_run_pools(state)
+
+    @property
+    def _sync(self) -> SyncDoor:
+        """The way in for threads without a loop."""
+        if self._door is None:
+            from towerman.runner import SyncDoor
+
+            with self._core.lock:
+                if self._door is None:
+                    self._door = SyncDoor(self._core)
+        return self._door
 
     @property
     def _shells(self) -> Shells:
@@ -431,15 +513,7 @@ class Tower:
         tool = compile_tool(function, options, self.policy, Context, self.policy.pools)
         if tool.name in core.tools:
             raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
-        if tool.policy.max_concurrency is not None:
-            core.gate.ledger.add_pool(
-                LedgerPool(
-                    f"tool:{tool.name}",
-                    f"limit of tool {tool.name}",
-                    tool.policy.max_concurrency,
-                    enforced=self._enforced,
-                )
-            )
+        self._add_tool_pool(tool)
         core.add_tool(tool)
         for state in list(self._runs.values()):
             core.widen(state)
@@ -547,22 +621,7 @@ class Tower:
             if self._closed:
                 state.closed = "the tower is closed"
             self._runs[number] = state
-            ledger = core.gate.ledger
-            ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run", enforced=self._enforced))
-            for name, pool in self.policy.pools.items():
-                if pool.scope != "process":
-                    key = pool_key(name, pool.scope, state)
-                    ledger.add_pool(
-                        LedgerPool(
-                            key,
-                            f"pool {name}",
-                            pool.permits,
-                            reserve=pool.reserve,
-                            scope=pool.scope,
-                            enforced=self._enforced,
-                        )
-                    )
-                    self._stale.discard(key)
+            self._add_run_pools(state)
         run = Run(self, state)
         state.execute = run.execute
         return run
@@ -578,6 +637,19 @@ class Tower:
         """Answer one batch in a run of its own: `Run.execute` with the options of `run`."""
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, on_result=on_result)
+
+    def execute_sync(
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        on_result: OnResult | None = None,
+        **run_options: object,
+    ) -> BatchResult:
+        """One batch in a run of its own, for code without an event loop: `Run.execute_sync`."""
+        return self._sync.run(
+            "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
+        )
 
     def _close_run(self, state: RunState) -> None:
         core = self._core
@@ -695,6 +767,8 @@ class Tower:
         if self._core.emit is not None:
             await self._shells.wait_flushed(lambda: self.flush(grace))
             self._courier.close()
+        if self._door is not None:
+            self._door.close()
         self._core.workers.close()
 
     def close(self) -> None:
@@ -704,6 +778,8 @@ class Tower:
             state.closed = state.closed or "the tower is closed"
         self.flush()
         self._courier.close()
+        if self._door is not None:
+            self._door.close()
         self._core.workers.close()
 
     async def __aenter__(self) -> Self:

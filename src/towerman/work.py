@@ -275,6 +275,12 @@ class RunState:
 
     execute: Callable[..., Coroutine[None, None, BatchResult]]
 
+    def renew(self, flow: Flow[Owner]) -> None:
+        """In another process: nothing of it is at work here."""
+        self.flow = flow
+        self.works = {}
+        self.bases = {}
+
 
 class Work:
     """One batch on its way.
@@ -491,6 +497,15 @@ class Core:
         self.strays: deque[Job | Work] = deque()
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
+
+    def reset(self, gate: Gate[Owner]) -> None:
+        """In another process: nothing is at work here, and whoever held the lock is not here."""
+        self.gate = gate
+        self.lock = threading.Lock()
+        self.workers = Workers("towerman-worker")
+        self.strays.clear()
+        self.orphans = 0
+        self.crowded = False
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside resources that depend on its arguments."""

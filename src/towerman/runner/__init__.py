@@ -1,8 +1,8 @@
 """The corridor: performs what plan and gate decide, runs handlers, seals results. The only room that knows asyncio.
 
-Theory. Four files, each standing on the one before it: `sealer` writes the one result of each call; `intake` looks a
+Theory. Five files, each standing on the one before it: `sealer` writes the one result of each call; `intake` looks a
 batch over and offers what is ready; `shell` runs what the gate grants, on one loop, to every end that a call can come
-to; `shells` keeps one runner for each loop that uses the tower.
+to; `shells` keeps one runner for each loop that uses the tower; `sync` lets threads without a loop in.
 
 House rules. Deciding happens under the tower's lock, effects outside it. Nothing awaits between a decision and its
 record.
@@ -12,5 +12,6 @@ Not here: who may start (gate), in what order (plan), what a call wants (work), 
 
 from towerman.runner.shell import Shell
 from towerman.runner.shells import Shells
+from towerman.runner.sync import SyncDoor
 
-__all__ = ["Shell", "Shells"]
+__all__ = ["Shell", "Shells", "SyncDoor"]
