@@ -390,8 +390,7 @@ malformed("Anthropic's blocks", {"role": "assistant", "content": [{"type": SECRE
 # What others in the process raise at us.
 @source("observer raises")
 def _observer(play: Play) -> object:
-    assert play.tower._courier is not None
-    play.tower._courier._receivers += (lambda event: raising(lambda: ValueError(SECRET))(),)
+    play.tower.add_observer(lambda event: raising(lambda: ValueError(SECRET))())
     schema_tool(play, {})
     return [Call("tool", {SECRET: SECRET}, "c1")]
 

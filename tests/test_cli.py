@@ -54,6 +54,16 @@ def fail() -> str:
 
 
 @tower.tool(independent=True)
+def leave(how: str, code: int | None = None) -> str:
+    """End the program."""
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "group":
+        raise BaseExceptionGroup("several", [SystemExit(code)])
+    sys.exit(code if how == "exit" else "a farewell")
+
+
+@tower.tool(independent=True)
 def login(token: str) -> str:
     """Log in."""
     return "logged in"
@@ -366,6 +376,62 @@ def test_closed_standard_files_break_nothing(desk: Path) -> None:
         assert done.returncode == 1, closed
         assert b"Traceback" not in done.stderr
         assert done.stdout == b"" if closed.startswith(">") else json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("words", [["run", "calls.json", "--tools", "my_tools:tower"], ["--help"], ["--version"]])
+def test_a_closed_stdout_is_told(words: list[str], desk: Path) -> None:
+    """With its stdout closed a command has printed nothing: that is never exit code 0, and one line says so."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    command = " ".join([sys.executable, "-m", "towerman", *words, ">&-"])
+    done = subprocess.run(["sh", "-c", command], capture_output=True, cwd=desk, env=_environment(), check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"towerman: stdout is closed, so nothing was printed\n"
+
+
+@pytest.mark.parametrize("command", ["run - --tools my_tools:tower", "trace -"])
+def test_a_closed_stdin_is_wrong_input(command: str, desk: Path) -> None:
+    """`-` with a closed stdin is one line and exit code 2."""
+    line = f"{sys.executable} -m towerman {command} <&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, cwd=desk, env=_environment(), check=False)
+    assert done.returncode == 2
+    assert done.stderr == b"towerman: stdin: it is closed; give it a file or a pipe, or name a file\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("command", ["run calls.json --tools my_tools:tower", "demo"])
+def test_a_trace_that_cannot_be_written_is_told(command: str, desk: Path) -> None:
+    """Events that did not get into the trace are never lost in silence: the results are printed, exit code 1."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1})))
+    done = towerman(*command.split(), "--json", "--trace", "/dev/full", cwd=desk)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith(b"towerman: --trace")]
+    assert b"--trace /dev/full: " in line
+    assert b"events could not be written: No space left on device" in line
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "ends", "told"),
+    [
+        ("exit", 0, 1, "'leave' ended the program (SystemExit)"),
+        ("exit", None, 1, "'leave' ended the program (SystemExit)"),
+        ("exit", 7, 7, "'leave' ended the program (SystemExit)"),
+        ("exit", 4096, 1, "'leave' ended the program (SystemExit)"),
+        ("words", None, 1, "'leave' ended the program (SystemExit)"),
+        ("group", 0, 1, "'leave' ended the program (SystemExit)"),
+        ("interrupt", None, 130, "'leave' interrupted the program (KeyboardInterrupt)"),
+    ],
+)
+def test_g1_a_tool_that_ends_the_program(how: str, code: int | None, ends: int, told: str, desk: Path) -> None:
+    """G1, R-84: a tool that exits takes no result with it: all are printed, one line says what it did, and the exit
+    code is never 0.
+    """
+    batch = calls(("add", {"a": 1, "b": 1}), ("leave", {"how": how, "code": code}), ("sleep", {"seconds": 0.0}))
+    done = towerman("run", "-", "--tools", "my_tools:tower", "--json", stdin=batch.encode(), cwd=desk)
+    assert done.returncode == ends
+    assert [one["tool"] for one in json.loads(done.stdout)] == ["add", "leave", "sleep"]
+    line = done.stderr.decode().splitlines()[-1]  # before it, that a call is waited for may be told
+    assert line == f"towerman: the tool {told}; what had not ended was cancelled"
 
 
 # What a person sees.

@@ -188,6 +188,12 @@ def test_flush_every_is_a_positive_whole_number(wrong: object, tmp_path: Path) -
         JsonlObserver(tmp_path / "t", flush_every=wrong)  # type: ignore[arg-type]
 
 
+def test_a_path_with_a_nul_is_refused() -> None:
+    """What no file system takes as a name is refused in words."""
+    with pytest.raises(PolicyError, match="NUL"):
+        JsonlObserver("a\0b")
+
+
 @pytest.mark.parametrize("wrong", [None, 7, object()])
 def test_a_target_is_a_path_or_a_file(wrong: object) -> None:
     """Something that is neither a path nor a file is refused by its type."""

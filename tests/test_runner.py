@@ -2598,7 +2598,7 @@ def test_an_observer_that_fails_or_sleeps_disturbs_nobody(stage: Stage) -> None:
     blocked.set()
     assert tower.flush(30)
     seen = tower.statistics()
-    assert seen.observer_failures == seen.events_sent > 0
+    assert 2 * seen.observer_failures == seen.events_sent > 0
     assert seen.events_dropped == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import PATIENCE, until
 
-from towerman.threads import Courier, Port, Ticket, Workers
+from towerman.threads import Courier, Couriers, Port, Ticket, Workers
 
 HERE: contextvars.ContextVar[str] = contextvars.ContextVar("HERE", default="nowhere")
 
@@ -396,7 +396,7 @@ def test_items_are_delivered_in_order_to_every_receiver() -> None:
     assert one.got == two.got == list(range(100))
     (thread,) = threads_named("courier-a")
     assert thread.daemon
-    assert courier.statistics() == {"sent": 100, "dropped": 0, "failed": 0}
+    assert courier.statistics() == {"sent": 100, "pending": 0, "dropped": 0, "failed": 0}
     courier.close()
     joined("courier-a")
 
@@ -410,7 +410,7 @@ def test_a_slow_receiver_delays_nobody_and_what_is_too_much_is_counted() -> None
     assert box.entered.wait(PATIENCE)
     for item in range(1, 20):
         courier.send(item)
-    assert courier.statistics() == {"sent": 6, "dropped": 14, "failed": 0}
+    assert courier.statistics() == {"sent": 6, "pending": 5, "dropped": 14, "failed": 0}
     assert not courier.flush(0)
     box.gate.set()
     assert courier.flush(PATIENCE)
@@ -441,21 +441,77 @@ def test_a_broken_receiver_breaks_nobody(failure: type[BaseException]) -> None:
 
 
 def test_receivers_come_and_go() -> None:
-    """A receiver gets what is delivered while it is one."""
+    """Each receiver has a courier of its own, gets what is sent while it is one, and gets it once."""
     one, two = Mailbox(), Mailbox()
-    courier: Courier[int] = Courier((one,), name="courier-d")
-    courier.send(1)
-    assert courier.flush(PATIENCE)
-    courier.add(two)
-    courier.send(2)
-    assert courier.flush(PATIENCE)
-    courier.remove(one)
-    courier.remove(one)
-    courier.send(3)
-    assert courier.flush(PATIENCE)
+    couriers: Couriers[int] = Couriers(name="couriers-a")
+    assert couriers.sender() is None
+    assert couriers.flush(0)
+    couriers.add(one)
+    couriers.add(one)
+    for item, change in ((1, lambda: couriers.add(two)), (2, lambda: couriers.remove(one, PATIENCE)), (3, None)):
+        send = couriers.sender()
+        assert send is not None
+        send(item)
+        if change is not None:
+            change()
+            couriers.remove(print, PATIENCE)
+    assert couriers.flush(PATIENCE)
     assert (one.got, two.got) == ([1, 2], [2, 3])
-    courier.close()
-    joined("courier-d")
+    assert couriers.statistics() == {"sent": 4, "pending": 0, "dropped": 0, "failed": 0}
+    again = couriers.anew()
+    send = again.sender()
+    assert send is not None
+    send(4)
+    assert again.flush(PATIENCE)
+    assert two.got == [2, 3, 4]
+    for each in (couriers, again):
+        each.close()
+    joined("couriers-a")
+
+
+def test_a_stuck_receiver_keeps_nothing_from_the_others() -> None:
+    """A receiver that never comes back: the others get everything; its own part is dropped beyond a bound, counted,
+    and told as not delivered; flushing and removing it end in their time.
+    """
+    stuck, quick = Mailbox(), Mailbox()
+    stuck.gate.clear()
+    couriers: Couriers[int] = Couriers(name="couriers-b", most=5)
+    couriers.add(stuck)
+    couriers.add(quick)
+    for item in range(20):
+        couriers.send(item)
+        until(lambda item=item: item in quick.got)  # type: ignore[misc]
+    until(lambda: stuck.entered.is_set())
+    assert not couriers.flush(0)
+    counts = couriers.statistics()
+    assert counts["dropped"] in (14, 15)
+    assert counts["pending"] == 20 - counts["dropped"] - 1
+    couriers.remove(stuck, 0)
+    couriers.send(20)
+    assert couriers.flush(PATIENCE)
+    assert quick.got == list(range(21))
+    assert couriers.statistics()["dropped"] == counts["dropped"]
+    stuck.gate.set()
+    couriers.close()
+    joined("couriers-b")
+
+
+def test_a_receiver_removes_itself() -> None:
+    """A receiver that removes itself, or flushes, from within does not wait for itself."""
+    seen: list[int] = []
+    couriers: Couriers[int] = Couriers(name="couriers-c")
+
+    def once(item: int) -> None:
+        seen.append(item)
+        assert couriers.flush(PATIENCE)
+        couriers.remove(once, PATIENCE)
+
+    couriers.add(once)
+    couriers.send(1)
+    until(lambda: couriers.sender() is None)
+    couriers.send(2)
+    joined("couriers-c")
+    assert seen == [1]
 
 
 def test_a_closed_courier_delivers_what_was_sent_and_serves_again() -> None:

@@ -1,4 +1,4 @@
-"""Towerman's own daemon threads: workers for sync handlers, and the courier that serves observers.
+"""Towerman's own daemon threads: workers for sync handlers, and the couriers that serve observers.
 
 Theory. The default executor of an event loop is small, shared with everybody, and joined at exit. A handler that
 blocks for a minute must take nobody else's thread and must not keep the process alive. So sync handlers run on
@@ -19,6 +19,8 @@ from collections.abc import Callable
 from contextvars import Context
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, TypeVar
+
+from towerman.clock import RealClock
 
 JobT = TypeVar("JobT")
 
@@ -246,17 +248,10 @@ class Courier(Generic[ItemT]):
         self._dropped = 0
         self._failed = 0
 
-    def anew(self) -> Courier[ItemT]:
-        """Another one with the same receivers, for a process in which this one's thread does not run."""
-        return Courier(self._receivers, name=self._name, most=self._most)
-
-    def add(self, receiver: Callable[[ItemT], None]) -> None:
-        """One more receiver; it gets what is delivered from now on."""
-        self._receivers = (*self._receivers, receiver)
-
-    def remove(self, receiver: Callable[[ItemT], None]) -> None:
-        """Forget a receiver; one that is not known is ignored."""
-        self._receivers = tuple(known for known in self._receivers if known is not receiver)
+    @property
+    def here(self) -> bool:
+        """Does this code run on the courier's own thread?"""
+        return self._thread is threading.current_thread()
 
     def send(self, item: ItemT) -> None:
         """Queue one item; never blocks, never raises for a full queue."""
@@ -313,15 +308,104 @@ class Courier(Generic[ItemT]):
 
     def flush(self, timeout: float) -> bool:
         """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""
+        mark = self.mark()
+        return mark is None or mark.wait(timeout)
+
+    def mark(self) -> threading.Event | None:
+        """An event that is set when everything sent before was delivered; None when it was."""
         if self._thread is None and self._queue.empty():
-            return True
+            return None
         mark = threading.Event()
         self._queue.put(mark)
         self._hurry.set()
         if self._thread is None:
             self._start()
-        return mark.wait(timeout)
+        return mark
 
     def statistics(self) -> dict[str, int]:
-        """Items sent, dropped because the queue was full, and failures of receivers."""
-        return {"sent": self._sent, "dropped": self._dropped, "failed": self._failed}
+        """Items sent, not yet delivered, dropped because the queue was full, and failures of receivers."""
+        return {
+            "sent": self._sent,
+            "pending": self._sent - self._taken,
+            "dropped": self._dropped,
+            "failed": self._failed,
+        }
+
+
+class Couriers(Generic[ItemT]):
+    """A courier for each receiver, so that one that is slow, or stuck for good, keeps nothing from the others.
+
+    Args:
+        name: the first thread's name; those of further ones have a number.
+        most: items that may wait for one receiver; further ones are dropped for it and counted.
+    """
+
+    __slots__ = ("_all", "_gone", "_lock", "_most", "_name", "_number")
+
+    def __init__(self, *, name: str = "towerman-observers", most: int = 100_000) -> None:
+        self._name = name
+        self._most = most
+        self._lock = threading.Lock()
+        self._all: tuple[tuple[Callable[[ItemT], None], Courier[ItemT]], ...] = ()
+        self._gone = {"sent": 0, "pending": 0, "dropped": 0, "failed": 0}  # what those that were removed had counted
+        self._number = 0
+
+    def add(self, receiver: Callable[[ItemT], None]) -> None:
+        """One more receiver; it gets what is sent from now on. One that is there already gets things once."""
+        with self._lock:
+            if all(known is not receiver for known, _ in self._all):
+                self._number += 1
+                name = self._name if self._number == 1 else f"{self._name}-{self._number}"
+                self._all = (*self._all, (receiver, Courier((receiver,), name=name, most=self._most)))
+
+    def remove(self, receiver: Callable[[ItemT], None], timeout: float) -> None:
+        """Forget a receiver once it has got what was sent so far, after at most `timeout` seconds; one that is not
+        known is ignored. A receiver that removes itself does not wait for itself.
+        """
+        with self._lock:
+            found = [courier for known, courier in self._all if known is receiver]
+            self._all = tuple(one for one in self._all if one[0] is not receiver)
+        for courier in found:
+            if not courier.here:
+                courier.flush(timeout)
+            courier.close()
+            for key, count in courier.statistics().items():
+                self._gone[key] += count
+
+    def sender(self) -> Callable[[ItemT], None] | None:
+        """What sends to all there are now; None while there are none."""
+        if len(self._all) == 1:
+            return self._all[0][1].send
+        return self.send if self._all else None
+
+    def send(self, item: ItemT) -> None:
+        """Queue one item for each; never blocks."""
+        for _, courier in self._all:
+            courier.send(item)
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until all have got everything sent so far, at most `timeout` seconds; say whether they have."""
+        now = RealClock().now
+        limit = now() + timeout
+        marks = [courier.mark() for _, courier in self._all if not courier.here]
+        return all(mark is None or mark.wait(max(0.0, limit - now())) for mark in marks)
+
+    def close(self) -> None:
+        """Let the threads end once they have delivered what was sent before."""
+        for _, courier in self._all:
+            courier.close()
+
+    def statistics(self) -> dict[str, int]:
+        """The same counts as a courier's, over all receivers, also those that were removed."""
+        counts = dict(self._gone)
+        for _, courier in self._all:
+            for key, count in courier.statistics().items():
+                counts[key] += count
+        return counts
+
+    def anew(self) -> Couriers[ItemT]:
+        """Others with the same receivers, for a process in which these threads do not run."""
+        others: Couriers[ItemT] = Couriers(name=self._name, most=self._most)
+        for receiver, _ in self._all:
+            others.add(receiver)
+        return others

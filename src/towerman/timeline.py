@@ -301,8 +301,9 @@ def draw(
 ) -> str:
     """Draw the calls of one batch as a text of several lines, none wider than `width` columns.
 
-    A row says: the call's index, its tool, its code (or outcome), its bar on the common axis, how long it waited in
-    the queue and how long it ran until its result, and what blocked it, first to last.
+    A row says: the call's index, its tool, its status (the code, or the outcome where there is none), its bar on the
+    common axis, how long it waited in the queue and how long it ran until its result, and what blocked it, first to
+    last.
 
     Args:
         spans: the calls of the batch; they are drawn in emitted order.
@@ -368,7 +369,7 @@ def draw(
     lines = [
         fit(head, width, ascii_only=ascii_only).rstrip(),
         "",
-        row("#", "tool", fit("outcome", layout.status), labels, "wait", "ran", "waited for"),
+        row("#", "tool", fit("status", layout.status), labels, "wait", "ran", "waited for"),
         row("", "", " " * layout.status, paint(ruler, "2"), "", "", ""),
     ]
     for span, tool, state, cells, waited, ran, blocked in zip(

@@ -47,7 +47,7 @@ from towerman.policy import (
     shown,
     whole,
 )
-from towerman.threads import Courier
+from towerman.threads import Couriers
 from towerman.tools import Tool, compile_tool, is_coroutine_function
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
@@ -103,7 +103,8 @@ class Statistics:
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
-        events_sent: events handed to observers.
+        events_sent: events handed to observers, counted for each of them.
+        events_pending: those that have not been delivered yet.
         events_dropped: events dropped because observers were too slow.
         observer_failures: exceptions raised by observers.
     """
@@ -122,6 +123,7 @@ class Statistics:
     late_events: int
     threads: int
     events_sent: int
+    events_pending: int
     events_dropped: int
     observer_failures: int
 
@@ -309,7 +311,7 @@ class Tower:
             until its work ends, or "release" at once.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
-        observers: callables that take an `Event`; served by a thread of their own.
+        observers: callables that take an `Event`; each is served by a thread of its own.
         mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `statistics()` shows by their
             peaks what they would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
@@ -348,7 +350,7 @@ class Tower:
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
-        self._courier: Courier[Event] = Courier(())
+        self._courier: Couriers[Event] = Couriers()
         self._core = Core(self.policy, Gate(Ledger()), _clock or RealClock())
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
@@ -399,7 +401,7 @@ class Tower:
         self._stale.clear()
         self._courier = self._courier.anew()
         if core.emit is not None:
-            core.emit = self._courier.send
+            core.emit = self._courier.sender()
             core.gate.notes = []
         self._add_pool("process", "pool process", self.policy.max_concurrency)
         self._add_named_pools("process", None)
@@ -674,16 +676,14 @@ class Tower:
 
     # ---------------------------------------------------------------- looking in, ending
 
-    def remove_observer(self, observer: Observer) -> None:
-        """Let an observer see nothing more, once it has seen all events so far (waits at most `grace` seconds)."""
-        self.flush()
-        self._courier.remove(observer)
-
     def add_observer(self, observer: Observer) -> None:
         """Let one more observer see the events from now on.
 
+        Each observer has a thread of its own: one that is slow, or never comes back, keeps nothing from the others and
+        holds up no call. Of its events at most 100,000 wait; further ones are dropped for it and counted.
+
         Args:
-            observer: a callable that takes an `Event`; it runs on Towerman's observer thread.
+            observer: a callable that takes an `Event`. What it raises is counted and goes no further.
 
         Raises:
             PolicyError: it is not callable.
@@ -693,9 +693,17 @@ class Tower:
         self._courier.add(observer)
         core = self._core
         with core.lock:
-            core.emit = self._courier.send
+            core.emit = self._courier.sender()
             if core.gate.notes is None:
                 core.gate.notes = []
+
+    def remove_observer(self, observer: Observer) -> None:
+        """Let an observer see nothing more, once it has seen all events so far (waits at most `grace` seconds; not at
+        all when an observer removes itself). One that is not known is ignored.
+        """
+        self._courier.remove(observer, self.policy.grace)
+        with self._core.lock:
+            self._core.emit = self._courier.sender()
 
     def statistics(self) -> Statistics:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
@@ -729,6 +737,7 @@ class Tower:
             late_events=gate["late_events"],
             threads=core.workers.statistics()["threads"],
             events_sent=sent["sent"],
+            events_pending=sent["pending"],
             events_dropped=sent["dropped"],
             observer_failures=sent["failed"],
         )

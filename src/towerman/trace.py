@@ -5,8 +5,9 @@ started, it was refused, its result was sealed, work that outlived its result ha
 sizes, times and codes. It has no field for an argument, a result's value or the text of an exception, so no observer
 can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
-An observer is any callable that takes an `Event`. Observers are served by a thread of their own, in order: a slow one
-delays no call, a broken one breaks none. What could not be delivered is counted in `Tower.statistics()`.
+An observer is any callable that takes an `Event`. Each is served by a thread of its own, in order: a slow one delays
+no call and no other observer, a broken one breaks none. What could not be delivered is counted in
+`Tower.statistics()`.
 
 House rules. Records are cheap tuples inside; they become Events only when somebody looks.
 
@@ -99,7 +100,7 @@ class Event:
 _FIELDS: Final = tuple(field.name for field in fields(Event))
 
 Observer = Callable[[Event], None]
-"""Receives events, one at a time, on Towerman's observer thread."""
+"""Receives events, one at a time, on a thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)

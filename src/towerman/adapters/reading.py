@@ -264,7 +264,7 @@ def _parsed(text: str) -> object:
         if odd:
             _keep_text(value, "")
     except json.JSONDecodeError as error:
-        raise InputError(f"no JSON: {error.msg} at line {error.lineno}, column {error.colno}; {ACCEPTED}") from None
+        raise InputError(f"no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise InputError(f"no batch of calls: the JSON text is nested too deeply; {ACCEPTED}") from None
     if isinstance(value, str | int | float) or value is None:

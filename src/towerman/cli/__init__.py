@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after `towerman`; those of the process when not given.
     """
-    if sys.stdout is None:  # started with its stdout closed
+    closed = sys.stdout is None  # started that way
+    if closed:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
     try:
         from towerman.cli.app import run_app
@@ -51,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             complain(f"the output cannot be written: {error.strerror}")
         _give_up_stdout()
         return NOT_OK
+    if closed:
+        complain("stdout is closed, so nothing was printed")
+        return code or NOT_OK
     return code
 
 

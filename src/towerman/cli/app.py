@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from towerman.cli.words import INTERRUPTED, NOT_OK, OK, WRONG, Wrong, complain
+from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from towerman.calls import Batch
+    from towerman.cli.work import Ending
     from towerman.observers import JsonlObserver
     from towerman.timeline import Story
     from towerman.trace import Observer, Span
-    from towerman.work import BatchResult
 
 
 class Format(StrEnum):
@@ -121,17 +121,18 @@ def demo(
             )
         desk = Desk(folder)
         tower = open_tower(desk, observers=[*face.observers, *recorders])
-        result, interrupted = perform(tower, batch, "demo", face)
-        if interrupted or result is None:
-            complain("interrupted")
-            return INTERRUPTED
-        kept, broken = check(desk, result)
+        ending = perform(tower, batch, "demo", face)
+        early = ending.exit_code()
+        if early is not None:
+            return early
+        assert ending.result is not None
+        kept, broken = check(desk, ending.result)
         if isinstance(face, ForPeople):
             _say_what_came_of_it(face.screen, kept, broken, keep)
         else:
             for sentence in broken:
                 complain(f"not as promised: {sentence}")
-        return NOT_OK if broken else OK
+        return max(_close_recorders(recorders), NOT_OK if broken else OK)
 
 
 def _say_what_came_of_it(screen: Console, kept: Sequence[str], broken: Sequence[str], keep: Path | None) -> None:
@@ -192,16 +193,18 @@ def run(
         for observer in watching:
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
-        result, interrupted = perform(tower, batch, None, face)
-    return _verdict(shown(calls), batch, result, interrupted)
+        ending = perform(tower, batch, None, face)
+    lost = _close_recorders(recorders)
+    return max(lost, _verdict(shown(calls), batch, ending))
 
 
-def _verdict(name: str, batch: Batch, result: BatchResult | None, interrupted: bool) -> int:
+def _verdict(name: str, batch: Batch, ending: Ending) -> int:
+    result = ending.result
     if result is not None and result.notice:
         complain(result.notice)
-    if interrupted or result is None:
-        complain("interrupted")
-        return INTERRUPTED
+    early = ending.exit_code()
+    if early is not None or result is None:
+        return early or NOT_OK
     if not batch.calls:
         complain(f"{name}: there are no tool calls in it, so nothing ran")
         return OK
@@ -304,6 +307,19 @@ def _span_as_dict(span: Span) -> dict[str, object]:
     }
 
 
+def _close_recorders(recorders: Sequence[JsonlObserver]) -> int:
+    """Close the trace, and say what is not in it."""
+    code = OK
+    for recorder in recorders:
+        recorder.close()
+        lost = recorder.statistics().lost
+        if lost or recorder.failure is not None:
+            reason = f": {recorder.failure}" if recorder.failure is not None else ""
+            complain(f"--trace {recorder.name}: {lost} events could not be written{reason}; the results are complete")
+            code = NOT_OK
+    return code
+
+
 def _recorders(stack: ExitStack, path: Path | None) -> list[JsonlObserver]:
     if path is None:
         return []
@@ -311,9 +327,10 @@ def _recorders(stack: ExitStack, path: Path | None) -> list[JsonlObserver]:
 
     try:
         return [stack.enter_context(JsonlObserver(path))]
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or type(error).__name__
-        raise Wrong(f"--trace {path}: cannot be written: {reason}") from None
+    except OSError as error:
+        raise Wrong(f"--trace {path}: cannot be written: {error.strerror or type(error).__name__}") from None
+    except ValueError:  # a NUL in the name
+        raise Wrong("--trace: this is no file name") from None
 
 
 def _folder(stack: ExitStack, keep: Path | None) -> Path:

@@ -28,7 +28,12 @@ def read_bytes(name: str) -> bytes:
         Wrong: there is no such file, or it cannot be read.
     """
     if name == "-":
-        return sys.stdin.buffer.read()
+        if sys.stdin is None:
+            raise Wrong("stdin: it is closed; give it a file or a pipe, or name a file")
+        try:
+            return sys.stdin.buffer.read()
+        except OSError as error:
+            raise Wrong(f"stdin: cannot be read: {error.strerror or type(error).__name__}") from None
     try:
         return Path(name).read_bytes()
     except FileNotFoundError:

@@ -6,9 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from towerman.cli.words import complain
+from towerman.cli.words import INTERRUPTED, NOT_OK, complain
 from towerman.clock import RealClock
 
 if TYPE_CHECKING:
@@ -18,9 +19,47 @@ if TYPE_CHECKING:
     from towerman.work import BatchResult
 
 
-def perform(
-    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms
-) -> tuple[BatchResult | None, bool]:
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a batch on the command line ended.
+
+    Args:
+        result: what came of it; None when it was interrupted before there was anything.
+        interrupted: Ctrl-C or SIGTERM.
+        left: the exit or interrupt that a tool raised, or None.
+    """
+
+    result: BatchResult | None
+    interrupted: bool
+    left: BaseException | None = None
+
+    def exit_code(self) -> int | None:
+        """The exit code of an end before its time, said on stderr; None when it ended in its time.
+
+        A tool that ends the program never makes it look as if all were well.
+        """
+        if self.left is None:
+            if self.interrupted or self.result is None:
+                complain("interrupted")
+                return INTERRUPTED
+            return None
+        who = next((repr(one.tool) for one in self.result or () if holds_exit(one.exception)), "a tool")
+        if isinstance(self.left, KeyboardInterrupt):
+            complain(f"the tool {who} interrupted the program (KeyboardInterrupt); what had not ended was cancelled")
+            return INTERRUPTED
+        complain(f"the tool {who} ended the program (SystemExit); what had not ended was cancelled")
+        code = getattr(self.left, "code", None)
+        return code if type(code) is int and 0 < code < 256 else NOT_OK
+
+
+def holds_exit(error: BaseException | None) -> bool:
+    """Is it, or does a group of it hold, a wish to end the program?"""
+    from towerman.runner.sealer import exit_in
+
+    return error is not None and exit_in(error) is not None
+
+
+def perform(tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms) -> Ending:
     """Run one batch to its end and show what came of it.
 
     Ctrl-C and SIGTERM cancel the run: what is running is asked to stop, everything is sealed, and the results are
@@ -32,20 +71,18 @@ def perform(
         run_id: of the run.
         face: shows it.
 
-    Returns:
-        The results (None when it was interrupted before there were any), and whether it was interrupted.
+    A tool that raises SystemExit or KeyboardInterrupt ends the batch: it is sealed and shown, then that is told.
     """
     return asyncio.run(_perform(tower, batch, run_id, face))
 
 
-async def _perform(
-    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms
-) -> tuple[BatchResult | None, bool]:
+async def _perform(tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms) -> Ending:
     task = asyncio.current_task()
     assert task is not None
     with _on_sigterm(task.cancel):
         result: BatchResult | None
         interrupted = False
+        left: BaseException | None = None
         try:
             async with tower.run(run_id) as run:
                 with face.live():
@@ -53,12 +90,14 @@ async def _perform(
                         result = await run.execute(batch)
                     except asyncio.CancelledError:
                         result, interrupted = run.last_batch, True
+                    except (KeyboardInterrupt, SystemExit) as caught:
+                        result, left = run.last_batch, caught
             if result is not None:
                 face.show(result)
             await _linger(tower)
         finally:
             tower.flush()
-    return result, interrupted
+    return Ending(result, interrupted, left)
 
 
 async def _linger(tower: Tower) -> None:

@@ -60,9 +60,12 @@ class JsonlObserver:
             process loses no event that was delivered. More is quicker and loses up to so many; the end of a batch
             and `close` always flush.
 
+    Attributes:
+        failure: why events were lost, in the system's words; None while none were.
+
     Raises:
         OSError: the path cannot be opened; the message names it.
-        PolicyError: `target` is neither a path nor a file, or `flush_every` is not a whole number of 1 or more.
+        PolicyError: `target` is no path and no file, or `flush_every` is not a whole number of 1 or more.
     """
 
     def __init__(self, target: str | os.PathLike[str] | IO[str] | IO[bytes], *, flush_every: int = 1) -> None:
@@ -74,6 +77,7 @@ class JsonlObserver:
         self._written = 0
         self._lost = 0
         self._told = False
+        self.failure: str | None = None
         self._closed = False
         # A line that was cut by an error or a crash must not swallow the next one.
         self._broken_line = False
@@ -81,6 +85,8 @@ class JsonlObserver:
         self._file: IO[str] | IO[bytes] | None = None
         if isinstance(target, str | os.PathLike):
             self._name = os.fspath(target)
+            if "\0" in str(self._name):
+                raise PolicyError("JsonlObserver: a path without NUL characters")
             self._raw = open(self._name, "ab", buffering=0)  # noqa: SIM115 - closed by close()
             self._broken_line = _ends_in_half_a_line(self._name)
         elif callable(getattr(target, "write", None)):
@@ -141,9 +147,10 @@ class JsonlObserver:
 
     def _lose(self, events: int, error: Exception) -> None:
         self._lost += events
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        self.failure = self.failure or reason
         if not self._told:
             self._told = True
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             _log.warning("events are lost: cannot write to %r: %s", self._name, reason)
 
     def flush(self) -> None:
@@ -163,6 +170,11 @@ class JsonlObserver:
                     self._raw.close()
                 except OSError as error:  # some file systems tell only now that there is no room
                     self._lose(0, error)
+
+    @property
+    def name(self) -> str:
+        """The path, or what the given file calls itself."""
+        return str(self._name)
 
     def statistics(self) -> JsonlStatistics:
         """How many events were written and how many were lost."""
