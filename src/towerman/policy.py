@@ -35,7 +35,7 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
 Mode = Literal["enforce", "observe"]
-RunIn = Literal["loop", "thread"]
+RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "background"]
 
 MIN_RESULT_BYTES: Final = 64

@@ -25,6 +25,10 @@ Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
 
 
+Address = tuple[str, str]
+"""A function's module and its qualified name there."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Tool:
     """One tool, ready to be called.
@@ -38,7 +42,8 @@ class Tool:
         kind: how its calls stand to others.
         context_parameter: the handler's parameter that takes a Context, or None.
         is_async: the handler is a coroutine function.
-        in_thread: it runs on one of Towerman's worker threads.
+        in_thread: it runs on one of Towerman's worker threads, or in a process for which such a thread waits.
+        address: where a process of its own finds the handler; None for one that runs in this process.
         timeout: seconds one call may run.
         max_wait: seconds one call may wait.
         wait: it waits when busy.
@@ -56,6 +61,7 @@ class Tool:
     context_parameter: str | None
     is_async: bool
     in_thread: bool
+    address: Address | None
     timeout: float
     max_wait: float
     wait: bool
@@ -139,7 +145,8 @@ def compile_tool(
         kind=kind,
         context_parameter=context_parameter,
         is_async=is_async,
-        in_thread=policy.run_in == "thread" or (policy.run_in is None and not is_async),
+        in_thread=policy.run_in in ("thread", "process") or (policy.run_in is None and not is_async),
+        address=_address(name, handler, context_parameter) if policy.run_in == "process" else None,
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
@@ -147,6 +154,23 @@ def compile_tool(
         effect_free=policy.effect_free,
         own_task=policy.own_task,
     )
+
+
+def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:
+    """The name under which another process finds a handler.
+
+    Raises:
+        PolicyError: it cannot run there, and why.
+    """
+    where = f'tool {name!r}: run_in="process"'
+    if is_coroutine_function(handler):
+        raise PolicyError(f"{where}: for plain functions, which compute; a coroutine function runs on the loop")
+    module, qualified = getattr(handler, "__module__", None), getattr(handler, "__qualname__", "<")
+    if not inspect.isfunction(handler) or not module or "<" in qualified:
+        raise PolicyError(f"{where}: a function at the top of a module, which another process can import")
+    if context_parameter is not None:
+        raise PolicyError(f"{where}: no Context there; leave out the parameter {context_parameter!r}")
+    return module, qualified
 
 
 def _with_description(policy: ToolPolicy, description: str) -> ToolPolicy:

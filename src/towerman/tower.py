@@ -492,7 +492,8 @@ class Tower:
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
             summarize: takes an oversized value, gives a shorter one.
-            run_in: "loop" or "thread"; default: loop for coroutine functions, thread for others.
+            run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
+                is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
 
         Raises:
@@ -779,6 +780,8 @@ class Tower:
         if self._door is not None:
             self._door.close()
         self._core.workers.close()
+        if self._core.made_processes is not None:
+            self._core.made_processes.close()
 
     def close(self) -> None:
         """End the tower from a program without a loop: nothing new is taken, observers are served to the end."""
@@ -790,6 +793,8 @@ class Tower:
         if self._door is not None:
             self._door.close()
         self._core.workers.close()
+        if self._core.made_processes is not None:
+            self._core.made_processes.close()
 
     async def __aenter__(self) -> Self:
         return self

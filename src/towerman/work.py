@@ -15,7 +15,7 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
 
 from towerman.access import flat_holds
 from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
@@ -28,6 +28,9 @@ from towerman.policy import OnResult, TowerPolicy, whole
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Event, Span
+
+if TYPE_CHECKING:
+    from towerman.processes import Processes
 
 DepsT = TypeVar("DepsT")
 
@@ -483,6 +486,7 @@ class Core:
         self.lock = threading.Lock()
         self.emit: Callable[[Event], None] | None = None
         self.workers: Workers[Job] = Workers("towerman-worker")
+        self.made_processes: Processes | None = None
         self.tools: dict[str, Tool] = {}
         self.any_ordered = False
         self.any_exclusive = False
@@ -498,11 +502,23 @@ class Core:
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
+    @property
+    def processes(self) -> Processes:
+        """Worker processes; what they need is imported with the first of them."""
+        made = self.made_processes
+        if made is None:
+            from towerman.processes import Processes
+
+            with self.lock:
+                made = self.made_processes = self.made_processes or Processes()
+        return made
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
         self.gate = gate
         self.lock = threading.Lock()
         self.workers = Workers("towerman-worker")
+        self.made_processes = None
         self.strays.clear()
         self.orphans = 0
         self.crowded = False

@@ -372,7 +372,11 @@ class Shell(Intake):
         tool = job.tool
         CALLER.set(job)
         self._begin(job, keywords)
-        value = tool.handler(**keywords)
+        if tool.address is not None:
+            processes = self.core.processes
+            value = processes.call(job, tool.address, keywords, lambda: job.why is not None)
+        else:
+            value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
         return value, sealing.encoded(tool, value)
@@ -709,11 +713,13 @@ class Shell(Intake):
         if job.ticket is not None:
             if job.ticket.take():
                 self._give_up(job)
-            else:
+                return
+            if job.tool.address is None:
                 self._orphan(job, now)
-            return
+                return
+            core.processes.kill(job)
         task = cast("asyncio.Task[None] | None", job.task)
-        if job.started == NOT_STARTED:
+        if job.started == NOT_STARTED and job.ticket is None:
             if task is not None:
                 task.cancel()
             self._give_up(job)
