@@ -365,17 +365,21 @@ def test_a_full_disk_is_one_line(desk: Path) -> None:
     assert done.stderr == b"towerman: the output cannot be written: No space left on device\n"
 
 
-def test_closed_standard_files_break_nothing(desk: Path) -> None:
-    """A command whose stdout or stderr is closed does its work all the same."""
-    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1}), ("fail", {})))
-    command = f"{sys.executable} -m towerman run calls.json --tools my_tools:tower"
-    for closed in (">&-", "2>&-", ">&- 2>&-"):
-        done = subprocess.run(
-            ["sh", "-c", f"{command} {closed}"], capture_output=True, cwd=desk, env=_environment(), check=False
-        )
-        assert done.returncode == 1, closed
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_break_nothing(closed: str, desk: Path) -> None:
+    """A command whose standard files are closed does its work all the same: every result where stdout is open, the
+    same exit code as ever, no traceback; and no file that it opens is taken for a standard file by a child process.
+    """
+    shut = ">&-" in closed.replace("2>&-", "")
+    for batch, ends in (((("chatter", {}), ("fail", {})), 1), ((("chatter", {}),), 0)):
+        (desk / "calls.json").write_text(calls(*batch))
+        command = f"{sys.executable} -m towerman run calls.json --tools my_tools:tower --trace t.jsonl {closed}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, cwd=desk, env=_environment(), check=False)
+        assert done.returncode == (ends or int(shut))
         assert b"Traceback" not in done.stderr
-        assert done.stdout == b"" if closed.startswith(">") else json.loads(done.stdout)
+        assert done.stdout == b"" if shut else len(json.loads(done.stdout)) == len(batch)
+        assert "chatter from" not in (desk / "t.jsonl").read_text()
+    assert towerman("trace", "t.jsonl", cwd=desk).returncode == 0
 
 
 @pytest.mark.parametrize("words", [["run", "calls.json", "--tools", "my_tools:tower"], ["--help"], ["--version"]])
