@@ -366,6 +366,41 @@ def test_a_file_that_fails_at_the_end_is_told(tmp_path: Path, caplog: pytest.Log
     assert "Input/output error" in caplog.text
 
 
+def test_g12_a_write_that_does_not_come_back_holds_up_no_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G12: while a write hangs (a pipe that nobody reads), flushing, closing and counting end in their time, and the
+    observer says why its file is not complete.
+    """
+    entered, go = threading.Event(), threading.Event()
+
+    class Stuck(FullDisk):
+        def write(self, data: object) -> int:
+            entered.set()
+            assert go.wait(30)
+            return super().write(data)
+
+    observer = JsonlObserver(tmp_path / "trace.jsonl")
+    observer._raw.close()  # type: ignore[union-attr]
+    observer._raw = disk = Stuck(10_000)  # type: ignore[assignment]
+    writer = threading.Thread(target=observer, args=(FULL,))
+    writer.start()
+    assert entered.wait(30)
+    with caplog.at_level(logging.WARNING, logger="towerman.observers"):
+        observer.flush(0)
+        assert observer.failure is None
+        observer.close(0)
+        observer.close()
+    assert observer.statistics() == JsonlStatistics(written=0, lost=0)
+    assert observer.failure == "a write does not come back"
+    assert observer.failure in caplog.text
+    go.set()
+    writer.join(30)
+    observer(FULL)
+    assert observer.statistics() == JsonlStatistics(written=1, lost=1)
+    assert read_events(io.BytesIO(disk.data)) == ([FULL], [])
+
+
 def test_a_forgotten_observer_closes_its_file(tmp_path: Path) -> None:
     """An observer that was never named, in `Tower(observers=[JsonlObserver(path)])`, leaves no open file."""
     observer = JsonlObserver(tmp_path / "trace.jsonl", flush_every=10)

@@ -13,6 +13,7 @@ Not here: rotation, compression, and putting events together (timeline).
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -32,6 +33,9 @@ _log = logging.getLogger("towerman.observers")
 
 _KINDS: Final = frozenset(get_args(Kind))
 _OUTCOMES: Final = frozenset(get_args(Outcome))
+
+CLOSE_SECONDS: Final = 5.0
+"""How long `close` and `flush` wait for a write that is under way: a pipe that nobody reads, a server that is away."""
 
 LONGEST_LINE: Final = 1_000_000
 """Bytes; a longer line is no event of ours."""
@@ -155,23 +159,46 @@ class JsonlObserver:
             self._told = True
             _log.warning("events are lost: cannot write to %r: %s", self._name, reason)
 
-    def flush(self) -> None:
-        """Hand every event so far to the operating system; never raises."""
-        with self._lock:
-            self._flush()
+    def flush(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Hand every event so far to the operating system; never raises.
 
-    def close(self) -> None:
-        """Flush, and close the file if this observer opened it; more closes do nothing, later events are lost."""
-        with self._lock:
-            if self._closed:
-                return
-            self._flush()
+        Args:
+            timeout: seconds to wait for a write that is under way and does not come back.
+        """
+        if self._lock.acquire(timeout=timeout):
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Flush, and close the file if this observer opened it; more closes do nothing, later events are lost.
+
+        Args:
+            timeout: seconds to wait for a write that is under way. If it does not come back, `failure` says so, and
+                the file is closed when it does or when the process ends.
+        """
+        if self._closed:
+            return
+        if not self._lock.acquire(timeout=timeout):
             self._closed = True
-            if self._raw is not None:
-                try:
-                    self._raw.close()
-                except OSError as error:  # some file systems tell only now that there is no room
-                    self._lose(0, error)
+            self._lose(0, TimeoutError(errno.ETIMEDOUT, "a write does not come back"))
+            return
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        if self._closed:  # by another thread, while this one waited
+            return
+        self._flush()
+        self._closed = True
+        if self._raw is not None:
+            try:
+                self._raw.close()
+            except OSError as error:  # some file systems tell only now that there is no room
+                self._lose(0, error)
 
     @property
     def name(self) -> str:
@@ -185,8 +212,7 @@ class JsonlObserver:
 
     def statistics(self) -> JsonlStatistics:
         """How many events were written and how many were lost."""
-        with self._lock:
-            return JsonlStatistics(self._written, self._lost)
+        return JsonlStatistics(self._written, self._lost)
 
     def __enter__(self) -> JsonlObserver:
         return self
