@@ -177,8 +177,8 @@ def run(
 
     CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the
     timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
-    nothing else; what the tools print goes to stderr. After Ctrl-C the results so far are printed all the same:
-    every call has one.
+    nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
+    far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
     """
     from towerman.cli.load import load_tower, read_batch, shown
     from towerman.cli.show import ForPeople, ForPrograms
