@@ -365,17 +365,21 @@ def test_a_full_disk_is_one_line(desk: Path) -> None:
     assert done.stderr == b"towerman: the output cannot be written: No space left on device\n"
 
 
-def test_closed_standard_files_break_nothing(desk: Path) -> None:
-    """A command whose stdout or stderr is closed does its work all the same."""
-    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 1}), ("fail", {})))
-    command = f"{sys.executable} -m towerman run calls.json --tools my_tools:tower"
-    for closed in (">&-", "2>&-", ">&- 2>&-"):
-        done = subprocess.run(
-            ["sh", "-c", f"{command} {closed}"], capture_output=True, cwd=desk, env=_environment(), check=False
-        )
-        assert done.returncode == 1, closed
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_files_break_nothing(closed: str, desk: Path) -> None:
+    """A command whose standard files are closed does its work all the same: every result where stdout is open, the
+    same exit code as ever, no traceback; and no file that it opens is taken for a standard file by a child process.
+    """
+    shut = ">&-" in closed.replace("2>&-", "")
+    for batch, ends in (((("chatter", {}), ("fail", {})), 1), ((("chatter", {}),), 0)):
+        (desk / "calls.json").write_text(calls(*batch))
+        command = f"{sys.executable} -m towerman run calls.json --tools my_tools:tower --trace t.jsonl {closed}"
+        done = subprocess.run(["sh", "-c", command], capture_output=True, cwd=desk, env=_environment(), check=False)
+        assert done.returncode == (ends or int(shut))
         assert b"Traceback" not in done.stderr
-        assert done.stdout == b"" if closed.startswith(">") else json.loads(done.stdout)
+        assert done.stdout == b"" if shut else len(json.loads(done.stdout)) == len(batch)
+        assert "chatter from" not in (desk / "t.jsonl").read_text()
+    assert towerman("trace", "t.jsonl", cwd=desk).returncode == 0
 
 
 @pytest.mark.parametrize("words", [["run", "calls.json", "--tools", "my_tools:tower"], ["--help"], ["--version"]])
@@ -405,9 +409,50 @@ def test_a_trace_that_cannot_be_written_is_told(command: str, desk: Path) -> Non
     done = towerman(*command.split(), "--json", "--trace", "/dev/full", cwd=desk)
     assert done.returncode == 1
     assert json.loads(done.stdout)
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith(b"towerman: --trace")]
-    assert b"--trace /dev/full: " in line
-    assert b"events could not be written: No space left on device" in line
+    (line,) = [line for line in done.stderr.decode().splitlines() if line.startswith("towerman: --trace")]
+    count = re.fullmatch(
+        r"towerman: --trace /dev/full: (\d+) events could not be written: No space left on device; make room or name "
+        r"another file; the results are complete",
+        line,
+    )
+    assert count is not None
+    # As many as a trace that can be written has.
+    assert b"--trace" not in towerman(*command.split(), "--json", "--trace", "t", cwd=desk).stderr
+    assert int(count[1]) == len((desk / "t").read_text().splitlines())
+
+
+def test_a_trace_that_cannot_be_written_is_told_also_of_a_run_that_ends_early(desk: Path) -> None:
+    """A tool that exits hides no loss of events: both are told, and the exit code is the tool's."""
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    batch = calls(("leave", {"how": "exit", "code": 7})).encode()
+    done = towerman("run", "-", "--tools", "my_tools:tower", "--trace", "/dev/full", stdin=batch, cwd=desk)
+    assert done.returncode == 7
+    assert len(json.loads(done.stdout)) == 1
+    assert [line.split(b" ")[1:3] for line in done.stderr.splitlines()] == [
+        [b"--trace", b"/dev/full:"],
+        [b"the", b"tool"],
+    ]
+
+
+def test_g12_a_trace_that_nobody_reads_holds_nothing_up(desk: Path) -> None:
+    """G12: a trace that goes into a pipe whose reader is stuck: the results are printed, the process ends, and one line
+    says how much of the trace is missing.
+    """
+    limits = 'pools={"one": 1}, max_calls_per_batch=600, grace=0.2'
+    (desk / "my_tools.py").write_text(TOOLS.replace('pools={"one": 1}', limits, 1))
+    os.mkfifo(desk / "pipe")
+    reader = os.open(desk / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        batch = calls(*[("add", {"a": number, "b": 1}) for number in range(600)]).encode()
+        words = ["run", "-", "--tools", "my_tools:tower", "--trace", "pipe"]
+        done = towerman(*words, stdin=batch, cwd=desk)
+    finally:
+        os.close(reader)
+    assert done.returncode == 1
+    assert len(json.loads(done.stdout)) == 600
+    (line,) = done.stderr.decode().splitlines()
+    assert re.fullmatch(r"towerman: --trace pipe: \d+ events could not be written: .*; the results are complete", line)
 
 
 @pytest.mark.parametrize(
@@ -511,6 +556,8 @@ def test_the_results_table_has_one_line_each() -> None:
     assert wide[2].split()[2:6] == ["error", "handler_error", "no", "no"]
     assert len(wide) == 3
     narrow = results_table(results, width=80).split("\n")
+    assert narrow[0].split()[:3] == ["#", "tool", "status"]
+    assert narrow[1].split()[2] == "ok"
     assert narrow[2].split()[2] == "handler_error"
     colored = results_table(results, width=80, color=True)
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored).split("\n")[2].split() == narrow[2].split()
@@ -626,8 +673,12 @@ def test_run_without_calls_is_a_note(desk: Path, capsys: pytest.CaptureFixture[s
     ("content", "said"),
     [
         (None, "towerman: calls.json: there is no such file"),
-        (b"", "towerman: calls.json: "),
-        (b"{not json", "towerman: calls.json: "),
+        (b"", "towerman: calls.json: it is empty; an empty batch is []\n"),
+        (b" \n", "towerman: calls.json: it is empty; an empty batch is []\n"),
+        (
+            b'[\n  {"tool": "add", arguments: {}}\n]',
+            "towerman: calls.json: no JSON: Expecting property name enclosed in double quotes at line 2, column 19\n",
+        ),
         (b"\xff\xfe\x00", "towerman: calls.json: not UTF-8 text (byte 1)"),
         (b"17", "towerman: calls.json: "),
         (b'{"S3CRET": 1}', "towerman: calls.json: "),

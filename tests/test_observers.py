@@ -188,13 +188,58 @@ def test_flush_every_is_a_positive_whole_number(wrong: object, tmp_path: Path) -
         JsonlObserver(tmp_path / "t", flush_every=wrong)  # type: ignore[arg-type]
 
 
-def test_a_path_with_a_nul_is_refused() -> None:
-    """What no file system takes as a name is refused in words."""
-    with pytest.raises(PolicyError, match="NUL"):
-        JsonlObserver("a\0b")
+class Path2(os.PathLike[str]):
+    """Something that says what its path is."""
+
+    def __init__(self, path: object) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return self.path  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("wrong", [None, 7, object()])
+@pytest.mark.parametrize(
+    ("path", "complaint"),
+    [
+        ("a\0b", "NUL"),
+        (Path("\0"), "NUL"),
+        (Path2(b"\0"), "NUL"),
+        ("", "empty"),
+        (Path2(b""), "empty"),
+        ("\ud800", "no path"),
+        (Path2(7), "no path"),
+        (Path2(None), "no path"),
+    ],
+)
+def test_what_no_file_can_be_called_is_refused(path: str, complaint: str) -> None:
+    """What no file system takes as a name is refused in words that name the argument, not by an error of the system."""
+    with pytest.raises(PolicyError, match=f"^JsonlObserver: target .*{complaint}"):
+        JsonlObserver(path)
+
+
+def test_a_path_may_be_told_in_bytes(tmp_path: Path) -> None:
+    """A path object may say its path in bytes, also such that are no UTF-8."""
+    raw = os.fsencode(tmp_path) + b"/\xe9.jsonl"
+    with JsonlObserver(Path2(raw)) as observer:
+        observer(FULL)
+    with open(raw, "rb") as lines:
+        assert read_events(lines) == ([FULL], [])
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    """A file that is closed, or opened for reading only, would lose every event: it is refused at once."""
+    (tmp_path / "t").write_text("")
+    for mode in ("r", "rb"):
+        with (tmp_path / "t").open(mode) as file, pytest.raises(PolicyError, match="target is a file"):
+            JsonlObserver(file)  # type: ignore[arg-type]
+    closed = [io.StringIO(), io.BytesIO(), (tmp_path / "t").open("w")]
+    for one in closed:
+        one.close()
+        with pytest.raises(PolicyError, match="target is a file"):
+            JsonlObserver(one)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, True, b"t", [], object()])
 def test_a_target_is_a_path_or_a_file(wrong: object) -> None:
     """Something that is neither a path nor a file is refused by its type."""
     with pytest.raises(PolicyError, match=type(wrong).__name__):
@@ -270,6 +315,7 @@ def test_p92_a_full_disk_is_counted_and_told_once(tmp_path: Path, caplog: pytest
         for _ in range(4):
             observer(FULL)
     assert observer.statistics() == JsonlStatistics(written=1, lost=3)
+    assert observer.lost == 3
     assert len(caplog.records) == 1
     message = caplog.records[0].getMessage()
     assert "trace.jsonl" in message
@@ -318,6 +364,41 @@ def test_a_file_that_fails_at_the_end_is_told(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, logger="towerman.observers"):
         observer.close()
     assert "Input/output error" in caplog.text
+
+
+def test_g12_a_write_that_does_not_come_back_holds_up_no_close(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G12: while a write hangs (a pipe that nobody reads), flushing, closing and counting end in their time, and the
+    observer says why its file is not complete.
+    """
+    entered, go = threading.Event(), threading.Event()
+
+    class Stuck(FullDisk):
+        def write(self, data: object) -> int:
+            entered.set()
+            assert go.wait(30)
+            return super().write(data)
+
+    observer = JsonlObserver(tmp_path / "trace.jsonl")
+    observer._raw.close()  # type: ignore[union-attr]
+    observer._raw = disk = Stuck(10_000)  # type: ignore[assignment]
+    writer = threading.Thread(target=observer, args=(FULL,))
+    writer.start()
+    assert entered.wait(30)
+    with caplog.at_level(logging.WARNING, logger="towerman.observers"):
+        observer.flush(0)
+        assert observer.failure is None
+        observer.close(0)
+        observer.close()
+    assert observer.statistics() == JsonlStatistics(written=0, lost=0)
+    assert observer.failure == "a write does not come back"
+    assert observer.failure in caplog.text
+    go.set()
+    writer.join(30)
+    observer(FULL)
+    assert observer.statistics() == JsonlStatistics(written=1, lost=1)
+    assert read_events(io.BytesIO(disk.data)) == ([FULL], [])
 
 
 def test_a_forgotten_observer_closes_its_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,20 @@ from kit import Latch, Stage, VirtualLoop, on_stage, sound, until
 
 import towerman.runner.intake
 import towerman.runner.shell
-from towerman import Batch, BatchResult, Call, Context, Event, InputError, PolicyError, Pool, Result, ToolError, Tower
+from towerman import (
+    Batch,
+    BatchResult,
+    Call,
+    Context,
+    Event,
+    InputError,
+    JsonlObserver,
+    PolicyError,
+    Pool,
+    Result,
+    ToolError,
+    Tower,
+)
 
 stage = pytest.fixture(on_stage)
 
@@ -2600,6 +2614,41 @@ def test_an_observer_that_fails_or_sleeps_disturbs_nobody(stage: Stage) -> None:
     seen = tower.statistics()
     assert 2 * seen.observer_failures == seen.events_sent > 0
     assert seen.events_dropped == 0
+
+
+def test_p91_what_observers_lost_is_in_the_towers_counts(stage: Stage, tmp_path: Path) -> None:
+    """P-91: events that an observer got and could not keep, and those that it did not get before it was removed, are
+    counted by the tower, also after the observer has gone; a method can be removed as it was added.
+    """
+    held = threading.Event()
+    entered = threading.Event()
+    seen: list[Event] = []
+
+    class Stuck:
+        def watch(self, event: Event) -> None:
+            entered.set()
+            assert held.wait(30)
+
+    stuck, file = Stuck(), JsonlObserver(tmp_path / "trace.jsonl")
+    tower = stage.tower(observers=[stuck.watch, file, seen.append], grace=0)
+
+    @tower.tool(independent=True)
+    async def work() -> str:
+        return await stage.work("work", 1)
+
+    file.close()
+    assert run_batch(stage, tower, [Call("work", {})] * 3).ok
+    assert entered.wait(30)
+    tower.remove_observer(stuck.watch)
+    assert tower.flush(30)
+    events = len(seen)
+    assert events > 10
+    for _ in range(2):
+        counts = tower.statistics()
+        assert (counts.events_lost, counts.events_dropped, counts.events_pending) == (events, events - 1, 0)
+        assert counts.events_sent == 2 * events + 1
+        tower.remove_observer(file)
+    held.set()
 
 
 # ==================================================================== long batches

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from contextvars import Context
 from queue import Empty, SimpleQueue
+from types import BuiltinMethodType, MethodType
 from typing import Final, Generic, TypeVar
 
 from towerman.clock import RealClock
@@ -222,6 +223,7 @@ class Courier(Generic[ItemT]):
     __slots__ = (
         "_dropped",
         "_failed",
+        "_given_up",
         "_hurry",
         "_lock",
         "_most",
@@ -246,7 +248,13 @@ class Courier(Generic[ItemT]):
         self._sent = 0
         self._taken = 0
         self._dropped = 0
+        self._given_up = 0
         self._failed = 0
+
+    @property
+    def ended(self) -> bool:
+        """Is there neither a thread nor anything to deliver?"""
+        return self._thread is None and self._queue.empty()
 
     @property
     def here(self) -> bool:
@@ -306,6 +314,20 @@ class Courier(Generic[ItemT]):
             self._queue.put(None)
             self._hurry.set()
 
+    def give_up(self) -> None:
+        """Deliver nothing more: what waits is dropped and counted, and so is what is sent from now on."""
+        self._most = 0
+        try:
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, threading.Event):
+                    item.set()
+                elif item is not None:
+                    # Counted apart: the thread, which may be at work on another item, counts what it took.
+                    self._given_up += 1
+        except Empty:
+            self.close()
+
     def flush(self, timeout: float) -> bool:
         """Wait until everything sent before was delivered, at most `timeout` seconds; say whether it was."""
         mark = self.mark()
@@ -323,13 +345,39 @@ class Courier(Generic[ItemT]):
         return mark
 
     def statistics(self) -> dict[str, int]:
-        """Items sent, not yet delivered, dropped because the queue was full, and failures of receivers."""
+        """Items sent, those of them that wait, items dropped (a full queue, or given up), failures of receivers."""
+        sent = self._sent - self._given_up
         return {
-            "sent": self._sent,
-            "pending": self._sent - self._taken,
-            "dropped": self._dropped,
+            "sent": sent,
+            "pending": sent - self._taken,
+            "dropped": self._dropped + self._given_up,
             "failed": self._failed,
         }
+
+
+class _Served(Generic[ItemT]):
+    """A receiver and the courier that serves it."""
+
+    __slots__ = ("_lost_before", "courier", "receiver")
+
+    def __init__(self, receiver: Callable[[ItemT], None], courier: Courier[ItemT]) -> None:
+        self.receiver = receiver
+        self.courier = courier
+        # It may have lost something elsewhere, or here before it was removed.
+        self._lost_before = self._lost()
+
+    def _lost(self) -> int:
+        try:
+            lost: object = getattr(self.receiver, "lost", 0)
+        except Exception:  # a property of somebody else's
+            return 0
+        return lost if type(lost) is int else 0
+
+    def add_to(self, counts: dict[str, int]) -> None:
+        """Add the courier's counts, and what the receiver says that it lost meanwhile."""
+        for key, count in self.courier.statistics().items():
+            counts[key] += count
+        counts["lost"] += max(0, self._lost() - self._lost_before)
 
 
 class Couriers(Generic[ItemT]):
@@ -340,72 +388,89 @@ class Couriers(Generic[ItemT]):
         most: items that may wait for one receiver; further ones are dropped for it and counted.
     """
 
-    __slots__ = ("_all", "_gone", "_lock", "_most", "_name", "_number")
+    __slots__ = ("_all", "_gone", "_leaving", "_lock", "_most", "_name", "_number")
 
     def __init__(self, *, name: str = "towerman-observers", most: int = 100_000) -> None:
         self._name = name
         self._most = most
         self._lock = threading.Lock()
-        self._all: tuple[tuple[Callable[[ItemT], None], Courier[ItemT]], ...] = ()
-        self._gone = {"sent": 0, "pending": 0, "dropped": 0, "failed": 0}  # what those that were removed had counted
+        self._all: tuple[_Served[ItemT], ...] = ()
+        # Those that were removed are counted still: each by itself while its thread lives, then as a sum.
+        self._leaving: list[_Served[ItemT]] = []
+        self._gone = {"sent": 0, "pending": 0, "dropped": 0, "failed": 0, "lost": 0}
         self._number = 0
 
     def add(self, receiver: Callable[[ItemT], None]) -> None:
         """One more receiver; it gets what is sent from now on. One that is there already gets things once."""
         with self._lock:
-            if all(known is not receiver for known, _ in self._all):
+            if not any(_same(one.receiver, receiver) for one in self._all):
                 self._number += 1
                 name = self._name if self._number == 1 else f"{self._name}-{self._number}"
-                self._all = (*self._all, (receiver, Courier((receiver,), name=name, most=self._most)))
+                self._all = (*self._all, _Served(receiver, Courier((receiver,), name=name, most=self._most)))
 
     def remove(self, receiver: Callable[[ItemT], None], timeout: float) -> None:
-        """Forget a receiver once it has got what was sent so far, after at most `timeout` seconds; one that is not
-        known is ignored. A receiver that removes itself does not wait for itself.
+        """Forget a receiver once it has got what was sent so far; what it has not got after `timeout` seconds is
+        dropped. One that is not known is ignored. A receiver that removes itself gets nothing more.
         """
         with self._lock:
-            found = [courier for known, courier in self._all if known is receiver]
-            self._all = tuple(one for one in self._all if one[0] is not receiver)
-        for courier in found:
-            if not courier.here:
-                courier.flush(timeout)
-            courier.close()
-            for key, count in courier.statistics().items():
-                self._gone[key] += count
+            found = [one for one in self._all if _same(one.receiver, receiver)]
+            self._all = tuple(one for one in self._all if one not in found)
+            self._leaving.extend(found)
+        for one in found:
+            if not one.courier.here:
+                one.courier.flush(timeout)
+            one.courier.give_up()
 
     def sender(self) -> Callable[[ItemT], None] | None:
         """What sends to all there are now; None while there are none."""
         if len(self._all) == 1:
-            return self._all[0][1].send
+            return self._all[0].courier.send
         return self.send if self._all else None
 
     def send(self, item: ItemT) -> None:
         """Queue one item for each; never blocks."""
-        for _, courier in self._all:
-            courier.send(item)
+        for one in self._all:
+            one.courier.send(item)
 
     def flush(self, timeout: float) -> bool:
         """Wait until all have got everything sent so far, at most `timeout` seconds; say whether they have."""
         now = RealClock().now
         limit = now() + timeout
-        marks = [courier.mark() for _, courier in self._all if not courier.here]
+        marks = [one.courier.mark() for one in self._all if not one.courier.here]
         return all(mark is None or mark.wait(max(0.0, limit - now())) for mark in marks)
 
     def close(self) -> None:
         """Let the threads end once they have delivered what was sent before."""
-        for _, courier in self._all:
-            courier.close()
+        for one in self._all:
+            one.courier.close()
 
     def statistics(self) -> dict[str, int]:
-        """The same counts as a courier's, over all receivers, also those that were removed."""
-        counts = dict(self._gone)
-        for _, courier in self._all:
-            for key, count in courier.statistics().items():
-                counts[key] += count
+        """The same counts as a courier's, over all receivers, also those that were removed; and under `lost` what
+        receivers say that they lost, in an attribute of that name.
+        """
+        with self._lock:
+            still: list[_Served[ItemT]] = []
+            for one in self._leaving:
+                if one.courier.ended:
+                    one.add_to(self._gone)
+                else:
+                    still.append(one)
+            self._leaving = still
+            counts = dict(self._gone)
+            for one in (*still, *self._all):
+                one.add_to(counts)
         return counts
 
     def anew(self) -> Couriers[ItemT]:
         """Others with the same receivers, for a process in which these threads do not run."""
         others: Couriers[ItemT] = Couriers(name=self._name, most=self._most)
-        for receiver, _ in self._all:
-            others.add(receiver)
+        for one in self._all:
+            others.add(one.receiver)
         return others
+
+
+def _same(one: object, other: object) -> bool:
+    """Is it the same receiver? A bound method is a new object each time that it is looked up."""
+    # Only two methods are compared: anything else could have an `__eq__` of its own.
+    methods = isinstance(one, MethodType | BuiltinMethodType) and type(one) is type(other)
+    return one is other or (methods and one == other)

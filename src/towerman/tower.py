@@ -105,7 +105,8 @@ class Statistics:
         threads: worker threads alive.
         events_sent: events handed to observers, counted for each of them.
         events_pending: those that have not been delivered yet.
-        events_dropped: events dropped because observers were too slow.
+        events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
+        events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
         observer_failures: exceptions raised by observers.
     """
 
@@ -125,6 +126,7 @@ class Statistics:
     events_sent: int
     events_pending: int
     events_dropped: int
+    events_lost: int
     observer_failures: int
 
 
@@ -699,8 +701,10 @@ class Tower:
                 core.gate.notes = []
 
     def remove_observer(self, observer: Observer) -> None:
-        """Let an observer see nothing more, once it has seen all events so far (waits at most `grace` seconds; not at
-        all when an observer removes itself). One that is not known is ignored.
+        """Let an observer see nothing more, once it has seen all events so far.
+
+        The wait lasts at most `grace` seconds; what it has not seen by then is dropped and counted. An observer that
+        removes itself sees nothing more at once. One that is not known is ignored.
         """
         self._courier.remove(observer, self.policy.grace)
         with self._core.lock:
@@ -740,6 +744,7 @@ class Tower:
             events_sent=sent["sent"],
             events_pending=sent["pending"],
             events_dropped=sent["dropped"],
+            events_lost=sent["lost"],
             observer_failures=sent["failed"],
         )
 

@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `towerman`; those of the process when not given.
     """
     closed = sys.stdout is None  # started that way
-    if closed:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
+    _fill_standard_files()
     try:
         from towerman.cli.app import run_app
 
@@ -56,6 +55,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("stdout is closed, so nothing was printed")
         return code or NOT_OK
     return code
+
+
+def _fill_standard_files() -> None:
+    """Let what was closed when the process started lead to nowhere; a closed stdin stays known as closed.
+
+    The system gives the lowest free number to the next file that is opened. A trace, a database or a copy of stdout
+    must not become what a tool's child process takes for its stdout or stderr.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            if os.open(os.devnull, os.O_RDWR) == number:
+                os.set_inheritable(number, True)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process lives
 
 
 def _give_up_stdout() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from towerman.cli.work import Ending
     from towerman.observers import JsonlObserver
     from towerman.timeline import Story
+    from towerman.tower import Tower
     from towerman.trace import Observer, Span
 
 
@@ -122,6 +123,7 @@ def demo(
         desk = Desk(folder)
         tower = open_tower(desk, observers=[*face.observers, *recorders])
         ending = perform(tower, batch, "demo", face)
+        lost = _close_recorders(tower, recorders)
         early = ending.exit_code()
         if early is not None:
             return early
@@ -132,7 +134,7 @@ def demo(
         else:
             for sentence in broken:
                 complain(f"not as promised: {sentence}")
-        return max(_close_recorders(recorders), NOT_OK if broken else OK)
+        return max(lost, NOT_OK if broken else OK)
 
 
 def _say_what_came_of_it(screen: Console, kept: Sequence[str], broken: Sequence[str], keep: Path | None) -> None:
@@ -157,7 +159,8 @@ def run(
         typer.Option(
             "--tools",
             metavar="MODULE:TOWER",
-            help="Where the tools are: an importable module (also in the current folder) and the Tower in it.",
+            help="Where the tools are: a module (also in the current folder) or the path of a .py file, and the "
+            "name of the Tower in it (tower when left out).",
         ),
     ],
     format: Annotated[
@@ -174,8 +177,8 @@ def run(
 
     CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the
     timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
-    nothing else; what the tools print goes to stderr. After Ctrl-C the results so far are printed all the same:
-    every call has one.
+    nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
+    far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
     """
     from towerman.cli.load import load_tower, read_batch, shown
     from towerman.cli.show import ForPeople, ForPrograms
@@ -194,7 +197,7 @@ def run(
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
         ending = perform(tower, batch, None, face)
-    lost = _close_recorders(recorders)
+        lost = _close_recorders(tower, recorders)
     return max(lost, _verdict(shown(calls), batch, ending))
 
 
@@ -210,7 +213,7 @@ def _verdict(name: str, batch: Batch, ending: Ending) -> int:
         return OK
     bad = sum(1 for one in result if not one.ok)
     if bad:
-        complain(f"{bad} of {len(result)} calls did not end ok")
+        complain(f"{bad} of {len(result)} call{'' if len(result) == 1 else 's'} did not end ok")
         return NOT_OK
     return OK
 
@@ -307,15 +310,23 @@ def _span_as_dict(span: Span) -> dict[str, object]:
     }
 
 
-def _close_recorders(recorders: Sequence[JsonlObserver]) -> int:
+def _close_recorders(tower: Tower, recorders: Sequence[JsonlObserver]) -> int:
     """Close the trace, and say what is not in it."""
+    from towerman.observers.jsonl import CLOSE_SECONDS
+
     code = OK
     for recorder in recorders:
-        recorder.close()
-        lost = recorder.statistics().lost
+        before = tower.statistics().events_dropped
+        tower.remove_observer(recorder)
+        missed = tower.statistics().events_dropped - before
+        recorder.close(timeout=0 if missed else CLOSE_SECONDS)
+        lost = recorder.lost + missed
         if lost or recorder.failure is not None:
-            reason = f": {recorder.failure}" if recorder.failure is not None else ""
-            complain(f"--trace {recorder.name}: {lost} events could not be written{reason}; the results are complete")
+            what = "an unknown number of events" if not lost else "1 event" if lost == 1 else f"{lost} events"
+            complain(
+                f"--trace {recorder.name}: {what} could not be written: {recorder.failure or 'it was too slow'}; make "
+                "room or name another file; the results are complete"
+            )
             code = NOT_OK
     return code
 

@@ -69,6 +69,8 @@ def read_batch(name: str, format: str | None) -> Batch:
     from towerman.adapters import decode
 
     text = read_text(name)
+    if not text.strip():
+        raise Wrong(f"{shown(name)}: it is empty; an empty batch is []")
     try:
         batch = decode(text, format)
         # An answer of one provider without calls can look like an answer of another that has some.

@@ -52,13 +52,15 @@ def results_table(results: Sequence[Result], *, width: int, color: bool = False,
 
     Args:
         results: in emitted order.
-        width: columns; less than 40 is taken as 40. Below 100, outcome and code share a column, as on the timeline.
+        width: columns; less than 40 is taken as 40. Below 100, outcome and code share the column
+            "status", as on the timeline: the code, or the outcome where there is none.
         color: add ANSI colour sequences.
         ascii_only: use no character beyond ASCII.
     """
     width = max(width, 40)
     apart = width >= 100
-    rows: list[tuple[str, ...]] = [("#", "tool", "outcome", *(("code",) if apart else ()), "what the model is told")]
+    heads = ("outcome", "code") if apart else ("status",)
+    rows: list[tuple[str, ...]] = [("#", "tool", *heads, "what the model is told")]
     for result in results:
         told = result.content if result.ok else result.message
         ending = (result.outcome, result.code or "") if apart else (result.code or result.outcome,)

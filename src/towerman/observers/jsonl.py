@@ -13,6 +13,7 @@ Not here: rotation, compression, and putting events together (timeline).
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -32,6 +33,9 @@ _log = logging.getLogger("towerman.observers")
 
 _KINDS: Final = frozenset(get_args(Kind))
 _OUTCOMES: Final = frozenset(get_args(Outcome))
+
+CLOSE_SECONDS: Final = 5.0
+"""How long `close` and `flush` wait for a write that is under way: a pipe that nobody reads, a server that is away."""
 
 LONGEST_LINE: Final = 1_000_000
 """Bytes; a longer line is no event of ours."""
@@ -65,7 +69,8 @@ class JsonlObserver:
 
     Raises:
         OSError: the path cannot be opened; the message names it.
-        PolicyError: `target` is no path and no file, or `flush_every` is not a whole number of 1 or more.
+        PolicyError: `target` is no path that a file can have and no file that can be written, or `flush_every` is not a
+            whole number of 1 or more.
     """
 
     def __init__(self, target: str | os.PathLike[str] | IO[str] | IO[bytes], *, flush_every: int = 1) -> None:
@@ -84,16 +89,17 @@ class JsonlObserver:
         self._raw: io.FileIO | None = None
         self._file: IO[str] | IO[bytes] | None = None
         if isinstance(target, str | os.PathLike):
-            self._name = os.fspath(target)
-            if "\0" in str(self._name):
-                raise PolicyError("JsonlObserver: a path without NUL characters")
+            self._name = _usable(target)
             self._raw = open(self._name, "ab", buffering=0)  # noqa: SIM115 - closed by close()
             self._broken_line = _ends_in_half_a_line(self._name)
         elif callable(getattr(target, "write", None)):
+            if getattr(target, "closed", False) is True or not _writable(target):
+                raise PolicyError("JsonlObserver: target is a file that is closed or was opened for reading only")
             self._name = str(getattr(target, "name", None) or f"<{type(target).__name__}>")
             self._file = target
         else:
-            raise PolicyError(f"JsonlObserver: give a path or a file opened for writing; got {type(target).__name__}")
+            kind = type(target).__name__
+            raise PolicyError(f"JsonlObserver: target is a path (text) or a file opened for writing; got {kind}")
         self._text = self._file is not None and _takes_text(self._file)
 
     def __call__(self, event: Event) -> None:
@@ -153,33 +159,60 @@ class JsonlObserver:
             self._told = True
             _log.warning("events are lost: cannot write to %r: %s", self._name, reason)
 
-    def flush(self) -> None:
-        """Hand every event so far to the operating system; never raises."""
-        with self._lock:
-            self._flush()
+    def flush(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Hand every event so far to the operating system; never raises.
 
-    def close(self) -> None:
-        """Flush, and close the file if this observer opened it; more closes do nothing, later events are lost."""
-        with self._lock:
-            if self._closed:
-                return
-            self._flush()
+        Args:
+            timeout: seconds to wait for a write that is under way and does not come back.
+        """
+        if self._lock.acquire(timeout=timeout):
+            try:
+                self._flush()
+            finally:
+                self._lock.release()
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Flush, and close the file if this observer opened it; more closes do nothing, later events are lost.
+
+        Args:
+            timeout: seconds to wait for a write that is under way. If it does not come back, `failure` says so, and
+                the file is closed when it does or when the process ends.
+        """
+        if self._closed:
+            return
+        if not self._lock.acquire(timeout=timeout):
             self._closed = True
-            if self._raw is not None:
-                try:
-                    self._raw.close()
-                except OSError as error:  # some file systems tell only now that there is no room
-                    self._lose(0, error)
+            self._lose(0, TimeoutError(errno.ETIMEDOUT, "a write does not come back"))
+            return
+        try:
+            self._close()
+        finally:
+            self._lock.release()
+
+    def _close(self) -> None:
+        if self._closed:  # by another thread, while this one waited
+            return
+        self._flush()
+        self._closed = True
+        if self._raw is not None:
+            try:
+                self._raw.close()
+            except OSError as error:  # some file systems tell only now that there is no room
+                self._lose(0, error)
 
     @property
     def name(self) -> str:
         """The path, or what the given file calls itself."""
         return str(self._name)
 
+    @property
+    def lost(self) -> int:
+        """Events that could not be written; `Tower.statistics()` counts them as well."""
+        return self._lost
+
     def statistics(self) -> JsonlStatistics:
         """How many events were written and how many were lost."""
-        with self._lock:
-            return JsonlStatistics(self._written, self._lost)
+        return JsonlStatistics(self._written, self._lost)
 
     def __enter__(self) -> JsonlObserver:
         return self
@@ -195,6 +228,26 @@ class JsonlObserver:
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"JsonlObserver({self._name!r}, {state}, written={self._written}, lost={self._lost})"
+
+
+def _usable(target: str | os.PathLike[str]) -> str:
+    """The path as text, if a file can have it."""
+    try:
+        path = os.fsdecode(target)
+        os.fsencode(path)
+    except (TypeError, UnicodeError):
+        raise PolicyError("JsonlObserver: target is no path: it cannot be written as the name of a file") from None
+    if not path:
+        raise PolicyError("JsonlObserver: target is an empty path; name a file")
+    if "\0" in path:
+        raise PolicyError("JsonlObserver: target is a path with a NUL character; no file can have it")
+    return path
+
+
+def _writable(file: IO[str] | IO[bytes]) -> bool:
+    """Whether it can be written, as far as it says so."""
+    tell = getattr(file, "writable", None)
+    return not callable(tell) or bool(tell())
 
 
 def _ends_in_half_a_line(path: str) -> bool:
