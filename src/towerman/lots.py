@@ -12,7 +12,7 @@ first-in-first-out lane for each length of wait, since those who come later are 
 House rules. Nothing is decided here. Nothing is kept of one who has left: a rank points to its entry and the entry to
 its rank, so the tie is cut when it leaves.
 
-Not here: who goes first and who waits (gate), what is held (ledger).
+Not here: the books of those who wait (waiting), who goes first (turns), what is held (ledger).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, TypeVar
 
 from towerman.calls import Rejection
-from towerman.ledger import Loan, Node, State, Wants
+from towerman.ledger import Loan, Node, Pool, State, Wants
 
 OwnerT = TypeVar("OwnerT")
 
@@ -178,6 +178,12 @@ class Flow(Generic[OwnerT]):
             key = state.key
             return any(key == held for entry in running for held, _ in entry.wants.holds)
         return any(state in entry.wants.pool_states for entry in running)
+
+    def in_turn(self, state: State[Lot[OwnerT]]) -> bool:
+        """Is it the run's own pool, full of its own calls? Then even those who refuse to wait are only not yet their
+        turn.
+        """
+        return isinstance(state, Pool) and state.scope == "run" and self.holds(state)
 
     @property
     def parked(self) -> list[Entry[OwnerT]]:
