@@ -16,13 +16,12 @@ arguments, no tasks, no clock.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from towerman.errors import Code
 from towerman.ledger import Ledger, Loan, Pool, Wants
-from towerman.lots import DONE, GRANTED, NEVER, PARKED, REJECTED, Entry, Flow, Line, Lot, Offer
+from towerman.lots import DONE, GRANTED, NEVER, PARKED, REJECTED, Backlog, Entry, Flow, Lot, Offer, Row, Source
 from towerman.turns import Turns
 
 __all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer"]
@@ -75,17 +74,41 @@ class Gate(Turns[OwnerT]):
         """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this
         step.
         """
-        line: Line[OwnerT] | None = None
-        before: Wants[Lot[OwnerT]] | None = None
+        backlog: Backlog[OwnerT] | None = None
+        pools: object = None
         for one in offers:
             # Nothing has changed since the last one had to stand behind others for a pool that this one wants as well.
-            if line is not None and before is not None and one[0].pools is before.pools:
+            if backlog is not None and one[0].pools is pools:
+                backlog.append(one)
+                continue
+            backlog, pools = None, one[0].pools
+            line = self._enter(flow, one, now, now)
+            if line is not None:
                 line.behind(one)
-            else:
-                before = one[0]
-                line = self._enter(flow, one, now, now)
-                if line is not None and (self._claimants or not isinstance(line.bay.state, Pool)):
-                    line = None
+                if not self._claimants and isinstance(line.bay.state, Pool):
+                    backlog = line.backlog
+        return self._settle(now)
+
+    def offer_row(self, flow: Flow[OwnerT], source: Source[OwnerT], calls: range, now: float) -> list[Entry[OwnerT]]:
+        """The same for calls of one batch in emitted order, those of them that want something. While they stand behind
+        others they take next to no memory.
+        """
+        wants = source.wants
+        index, stop = calls.start, calls.stop
+        while index < stop:
+            first, want = index, wants[index]
+            index += 1
+            if want is None:
+                continue
+            line = self._enter(flow, (want, source.owner(first), now), now, now)
+            if line is None:
+                continue
+            if not self._claimants and isinstance(line.bay.state, Pool):
+                # As above: whoever wants of the same pools comes to stand there, too.
+                pools = want.pools
+                while index < stop and (want := wants[index]) is not None and want.pools is pools:
+                    index += 1
+            line.behind_in_row(Row(source, first, index, now))
         return self._settle(now)
 
     def finish(
@@ -173,9 +196,10 @@ class Gate(Turns[OwnerT]):
         if line is None:
             return
         backlog = line.backlog
-        assert backlog is not None
+        if backlog is None:
+            backlog = line.backlog = Backlog()
+        backlog.spread()
         mine = urgency(one[1])
-        backlog.pop()
         place = bisect_right(backlog, mine, key=lambda other: urgency(other[1]))
         backlog.insert(place, one)
         if place or len(line.parked) != 1:
@@ -221,13 +245,8 @@ class Gate(Turns[OwnerT]):
         out: list[OwnerT] = []
         for line in flow.lines.values():
             if line.backlog is not None:
-                kept: deque[Offer[OwnerT]] = deque()
-                for one in line.backlog:
-                    if gone(one[1]):
-                        out.append(one[1])
-                    else:
-                        kept.append(one)
-                line.backlog = kept or None
+                out += line.backlog.take_out(gone)
+                line.backlog = line.backlog or None
                 self._ended.append((flow, line))
         self._sweep()
         return out
@@ -313,7 +332,8 @@ class Gate(Turns[OwnerT]):
                 for entry in line.parked:
                     entry.wants = more(entry.wants)
                 if line.backlog is not None:
-                    line.backlog = deque((more(wants), owner, ready) for wants, owner, ready in line.backlog)
+                    behind = line.backlog.everyone()
+                    line.backlog = Backlog((more(wants), owner, ready) for wants, owner, ready in behind)
         for entry in self._orphans:
             self.ledger.mark_orphan(entry.wants, -1)
             self._widen(entry, more)

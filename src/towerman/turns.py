@@ -57,7 +57,7 @@ class Turns(Waiting[OwnerT]):
     def _enter(
         self, flow: Flow[OwnerT], one: Offer[OwnerT], clock: float, now: float, *, again: bool = False
     ) -> Line[OwnerT] | None:
-        """Grant it, park it, reject it, or put it into the backlog of the line that is returned.
+        """Grant it, park it, reject it, or return the line in whose backlog it has to stand.
 
         Full queues refuse those who come, not those who have stood behind siblings (`again`).
         """
@@ -81,7 +81,6 @@ class Turns(Waiting[OwnerT]):
             standing = flow.holds(state, wants.loan)
             full = bool(wants.bounds) and not standing and self._full(wants)
             if line.parked and (len(line.parked) >= (1 if standing else flow.window) or (full and again)):
-                line.behind(one)
                 return line
             if full and not again:
                 self._refuse(Entry(wants, owner, flow, now, REJECTED), "queue_full", ledger.label(state, wants))
@@ -213,6 +212,8 @@ class Turns(Waiting[OwnerT]):
         ):
             # The usual case: its next sibling takes its place. The same as below, less what would be done again.
             one = backlog.popleft()
+            if not backlog:
+                backlog.come_near()
             if self._parked == flow.parked_total:
                 heir.status = GRANTED
                 flow.running[heir] = None
@@ -234,7 +235,7 @@ class Turns(Waiting[OwnerT]):
     def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
         if line.backlog and not line.parked:
-            self._hand_in(flow, line.backlog.popleft(), line, now, now, standing=True, counted=False)
+            self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
         """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any
@@ -246,14 +247,17 @@ class Turns(Waiting[OwnerT]):
         backlog, line.backlog = line.backlog, None
         self._ended.append((flow, line))
         while backlog:
-            one = backlog.popleft()
+            one = backlog.next()
             # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not
             # know.
             later = one if one[2] >= clock else (one[0], one[1], clock)
-            if self._enter(flow, later, clock, now, again=True) is line:  # it is where it was
+            to = self._enter(flow, later, clock, now, again=True)
+            if to is line:  # it is where it was
                 backlog.appendleft(one)
                 line.backlog = backlog
                 return
+            if to is not None:
+                to.behind(later)
 
     def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
         """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks
@@ -387,7 +391,8 @@ class Turns(Waiting[OwnerT]):
         holders = [*(entry for flow in flows for entry in flow.running), *self._orphans]
         if all(may_go_on(one, holders) for one in suspects):
             return
-        behind = [one[0] for flow in flows for line in flow.lines.values() for one in line.backlog or ()]
+        backlogs = [line.backlog for flow in flows for line in flow.lines.values() if line.backlog]
+        behind = [one[0] for backlog in backlogs for one in backlog.everyone()]
         left = stuck(holders, list(self._each_parked()), behind)
         if left:
             self._reject(max(left, key=_number), "would_deadlock", now)

@@ -448,8 +448,12 @@ class Waiting(Generic[OwnerT]):
                 assert not standing or flow.holds(bay.state, bay.need[2]), (
                     f"{flow} waits for others with clocks that stand"
                 )
+                for row in line.backlog.rows if line.backlog is not None else ():
+                    assert line.backlog, f"{flow} has lost a row"
+                    assert row.first < row.stop, f"{flow} keeps a row of nobody"
                 if line.backlog:
-                    bounded = any(one[0].bounds for one in line.backlog)  # a queue may be full for some of them
+                    # A queue may be full for some of them.
+                    bounded = any(one[0].bounds for one in line.backlog.everyone())
                     most = 1 if bounded or flow.holds(bay.state, bay.need[2]) else flow.window
                     assert len(line.parked) >= most, f"{flow} has forgotten a line"
                 for entry in line.parked:
