@@ -773,6 +773,53 @@ def test_withdraw_takes_the_named_ones_out_of_the_backlog() -> None:
     desk.check_empty()
 
 
+# ------------------------------------------------------------------ loans
+
+
+def test_s10_a_lender_that_ends_first_gives_back_with_its_last_borrower() -> None:
+    """S10, G7: what is lent stays held until the nested call has ended, however often the lender's own end is told."""
+    desk = Desk("P1")
+    desk.offer("caller", One(0, "P"))
+    caller = desk.granted["caller"]
+    loan = desk.gate.lend(caller)
+    nested = wants_of(desk.ledger, One(0, "P"))
+    nested.loan = loan
+    assert desk.took(desk.gate.offer(desk.flow(0), [(nested, "nested", 0.0)], 0.0)) == ["nested"]
+    assert desk.took(desk.gate.lent_back(caller, 0.0)) == []
+    late = desk.gate.statistics()["late_events"]
+    assert desk.finish("caller") == []
+    assert repr(loan) == "Loan(0 batches, 1 calls below)"
+    assert (desk.held("P"), desk.gate.statistics()["late_events"]) == (1, late)
+    assert desk.finish("caller") == []
+    assert (desk.held("P"), desk.gate.statistics()["late_events"]) == (1, late + 1)
+    assert desk.finish("nested") == []
+    assert caller.status == DONE
+    assert desk.held("P") == 0
+    desk.check_empty()
+
+
+def test_s10_a_more_urgent_nested_call_takes_the_place_of_its_sibling() -> None:
+    """S10, S6: nested calls that wait for their own run stand in the order of their urgency, like any others."""
+    desk = Desk("P1 Q1")
+    desk.offer("caller", One(0, "Q"))
+    desk.offer("holder", One(0, "P"))
+    desk.offer("ends", One(0))
+    gate, flow = desk.gate, desk.flow(0)
+    loan = gate.lend(desk.granted["caller"])
+    first, second = (wants_of(desk.ledger, One(0, "P")) for _ in range(2))
+    first.loan = second.loan = loan
+    assert desk.took(gate.offer(flow, [(first, "first", 0.0)], 0.0)) == []
+    urgency = ["second", "first"].index
+    ready = [(second, "second", 0.0)]
+    assert desk.took(gate.finish(desk.granted["ends"], 0.0, ready, lambda owner: (urgency(owner), 0, 0))) == []
+    assert (list(desk.parked()), desk.behind()) == (["second"], ["first"])
+    assert desk.finish("holder") == ["second"]
+    assert desk.finish("second") == ["first"]
+    assert desk.finish("first") == []
+    assert desk.took(gate.lent_back(desk.granted["caller"], 0.0)) == []
+    desk.check_empty()
+
+
 # ------------------------------------------------------------------ batches in rows
 
 
