@@ -17,15 +17,16 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from types import FrameType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from towerman.calls import COMPATIBLE, IS, IX, Hold, S, X
 from towerman.gate import DONE, GRANTED, NEVER, PARKED, REJECTED, Entry, Flow, Gate, Lot
 from towerman.ledger import Ledger, Pool, State, Wants
+from towerman.lots import Line
 
 OwnerT = TypeVar("OwnerT")
 
@@ -75,6 +76,7 @@ class Case:
         steps: how often the clock may move by one without a tick.
         limits: instants from which on a flow may start nothing.
         together: all calls of a flow may be offered in one event too.
+        rows: then they are offered in a row, as a batch is.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Case:
     steps: int = 0
     limits: tuple[float, ...] = ()
     together: bool = False
+    rows: bool = False
     flows: int = 0
 
 
@@ -140,6 +143,19 @@ def share_pools(wants: Wants[Lot[OwnerT]], one: One, tools: dict[One, Wants[Lot[
     first = tools.setdefault(replace(one, holds="", after=None, urgent=0.0), wants)
     wants.pools, wants.pool_states = first.pools, first.pool_states
     return wants
+
+
+class Listed(Generic[OwnerT]):
+    """A batch, as the gate sees it: what each call wants, and its name."""
+
+    def __init__(self, wants: Sequence[Wants[Lot[OwnerT]] | None], owners: Sequence[OwnerT]) -> None:
+        self.wants = list(wants)
+        self.owner = owners.__getitem__
+
+
+def behind_of(line: Line[OwnerT]) -> list[OwnerT]:
+    """Who stands in the backlog of a line, in order."""
+    return [one[1] for one in line.backlog.everyone()] if line.backlog is not None else []
 
 
 def check_empty(gate: Gate[OwnerT]) -> None:
@@ -308,7 +324,11 @@ class World:
             calls = [call] if word == "offer" else self.unoffered(flow)
             self.ready.update(dict.fromkeys(calls, now))
             self.behind.update(calls)
-            decided = gate.offer(self.flows[flow], [(self.wants[one], one, now) for one in calls], now)
+            if self.case.rows and word == "all":
+                batch = Listed([self.wants[one] for one in calls], calls)
+                decided = gate.offer_row(self.flows[flow], batch, range(len(calls)), now)
+            else:
+                decided = gate.offer(self.flows[flow], [(self.wants[one], one, now) for one in calls], now)
         elif word == "finish":
             entry = self.entries.pop(call)
             ready = [one for one, that in self.calls.items() if that.after == call]
@@ -447,7 +467,7 @@ class World:
                 continue
             held = set[str]().union(*(self.touches[entry.owner] for entry in flow.running))
             for bay, line in flow.lines.items():
-                for call in [*(entry.owner for entry in line.parked), *(one[1] for one in line.backlog or ())]:
+                for call in [*(entry.owner for entry in line.parked), *behind_of(line)]:
                     if bay.state.key in held:
                         self.stood[call] = self.now
                     if held & self.touches[call]:
@@ -532,7 +552,7 @@ class World:
         waiting = {entry.owner for flow in self.flows for entry in gate.parked_of(flow)}
         assert set(parked) == waiting, "somebody is forgotten"
         lines = [line for flow in self.flows for line in flow.lines.values()]
-        assert self.behind == {one[1] for line in lines for one in line.backlog or ()}, "the backlog lost somebody"
+        assert self.behind == {call for line in lines for call in behind_of(line)}, "the backlog lost somebody"
         assert holders or not (parked or self.behind), f"deadlock: nothing runs, {sorted(parked)} wait"
         claimants = self._claimants()
         assert gate.statistics()["claimants"] == len(claimants), "the wrong ones claim"
@@ -599,8 +619,9 @@ class World:
         for flow in self.flows:
             flows.append((round(max(flow.tag - served, 0.0), 6), flow.limit - now))
             for bay, line in flow.lines.items():
-                behind = tuple(one[1] for one in line.backlog or ())
-                flows.append((bay.state.key, bay.need, tuple(entry.owner for entry in line.parked), behind))
+                behind = tuple(behind_of(line))
+                rows = [(row.first, row.stop) for row in line.backlog.rows] if line.backlog is not None else []
+                flows.append((bay.state.key, bay.need, tuple(entry.owner for entry in line.parked), behind, *rows))
                 flows.append((line.freed - now, *(self._stood(one) for one in behind)))
         return (*calls, "|", *flows, gate.wake_at - now, self.steps, self.now if self.case.limits else 0)
 
@@ -694,6 +715,15 @@ class Desk:
         flow, wants = self.flow(one.flow), self.wants(one)
         return self.took(self.gate.offer(flow, [(wants, name, self.now) for name in names.split()], self.now))
 
+    def offer_row(self, names: str, *ones: One) -> list[str]:
+        """A batch of calls of one run, by these names; what each is, or what all are. Returns who started."""
+        batch = Listed([self.wants(one) for one in ones] * (1 if ones[1:] else len(names.split())), names.split())
+        return self.offer_batch(ones[0].flow, batch, range(len(batch.wants)))
+
+    def offer_batch(self, flow: int, batch: Listed[str], calls: range) -> list[str]:
+        """Some calls of a batch, in one step; returns who started."""
+        return self.took(self.gate.offer_row(self.flow(flow), batch, calls, self.now))
+
     def finish(self, name: str, *ready: tuple[str, One]) -> list[str]:
         """Its work ends; `ready` are calls of its run, most urgent first, that are ready because of it."""
         entry = self.granted[name]
@@ -729,7 +759,7 @@ class Desk:
     def behind(self) -> list[str]:
         """Those who wait behind siblings."""
         lines = [line for flow in self.flows.values() for line in flow.lines.values()]
-        return [one[1] for line in lines for one in line.backlog or ()]
+        return [name for line in lines for name in behind_of(line)]
 
     def held(self, pool: str) -> int:
         return self.ledger.pools[pool].held

@@ -83,6 +83,7 @@ PLACES: list[tuple[Any, str]] = [
             "_start_plan",
             "_ready",
             "_offer",
+            "_offer_row",
             "_start",
             "_start_thread",
             "_begin",
@@ -101,7 +102,7 @@ PLACES: list[tuple[Any, str]] = [
             "_look_at",
         )
     ),
-    *((Gate, name) for name in ("offer", "finish", "orphan", "cancel", "withdraw")),
+    *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from itertools import pairwise, permutations
 from random import Random
 
 import pytest
-from gate_kit import Desk, One, Stream, check_empty, make_ledger, steps_of, wants_of
+from gate_kit import Desk, Listed, One, Stream, check_empty, make_ledger, steps_of, wants_of
 
+from towerman import lots
 from towerman.calls import IX, S, X
 from towerman.gate import DONE, GRANTED, NEVER, PARKED, REJECTED, Entry, Gate, Lot
 from towerman.ledger import Wants
+from towerman.lots import NEAR, Row
 
 # ------------------------------------------------------------------ permits: taken once, given back once
 
@@ -770,6 +773,219 @@ def test_withdraw_takes_the_named_ones_out_of_the_backlog() -> None:
     desk.check_empty()
 
 
+# ------------------------------------------------------------------ loans
+
+
+def test_s10_a_lender_that_ends_first_gives_back_with_its_last_borrower() -> None:
+    """S10, G7: what is lent stays held until the nested call has ended, however often the lender's own end is told."""
+    desk = Desk("P1")
+    desk.offer("caller", One(0, "P"))
+    caller = desk.granted["caller"]
+    loan = desk.gate.lend(caller)
+    nested = wants_of(desk.ledger, One(0, "P"))
+    nested.loan = loan
+    assert desk.took(desk.gate.offer(desk.flow(0), [(nested, "nested", 0.0)], 0.0)) == ["nested"]
+    assert desk.took(desk.gate.lent_back(caller, 0.0)) == []
+    late = desk.gate.statistics()["late_events"]
+    assert desk.finish("caller") == []
+    assert repr(loan) == "Loan(0 batches, 1 calls below)"
+    assert (desk.held("P"), desk.gate.statistics()["late_events"]) == (1, late)
+    assert desk.finish("caller") == []
+    assert (desk.held("P"), desk.gate.statistics()["late_events"]) == (1, late + 1)
+    assert desk.finish("nested") == []
+    assert caller.status == DONE
+    assert desk.held("P") == 0
+    desk.check_empty()
+
+
+def test_s10_a_more_urgent_nested_call_takes_the_place_of_its_sibling() -> None:
+    """S10, S6: nested calls that wait for their own run stand in the order of their urgency, like any others."""
+    desk = Desk("P1 Q1")
+    desk.offer("caller", One(0, "Q"))
+    desk.offer("holder", One(0, "P"))
+    desk.offer("ends", One(0))
+    gate, flow = desk.gate, desk.flow(0)
+    loan = gate.lend(desk.granted["caller"])
+    first, second = (wants_of(desk.ledger, One(0, "P")) for _ in range(2))
+    first.loan = second.loan = loan
+    assert desk.took(gate.offer(flow, [(first, "first", 0.0)], 0.0)) == []
+    urgency = ["second", "first"].index
+    ready = [(second, "second", 0.0)]
+    assert desk.took(gate.finish(desk.granted["ends"], 0.0, ready, lambda owner: (urgency(owner), 0, 0))) == []
+    assert (list(desk.parked()), desk.behind()) == (["second"], ["first"])
+    assert desk.finish("holder") == ["second"]
+    assert desk.finish("second") == ["first"]
+    assert desk.finish("first") == []
+    assert desk.took(gate.lent_back(desk.granted["caller"], 0.0)) == []
+    desk.check_empty()
+
+
+# ------------------------------------------------------------------ batches in rows
+
+
+def numbered(count: int, letter: str = "") -> str:
+    return " ".join(f"{letter}{number}" for number in range(count))
+
+
+def offers_behind(desk: Desk, flow: int = 0) -> int:
+    """How many of those behind siblings are offers of their own."""
+    return sum(len(line.backlog or ()) for line in desk.flows[flow].lines.values())
+
+
+@pytest.mark.parametrize("slice_", [1, 7, 128, 1_000])
+def test_f4_a_batch_behind_siblings_stands_in_rows(slice_: int) -> None:
+    """F4, S2, S6: of a thousand calls behind siblings few are offers at a time, whether they were offered at once or in
+    slices; all are counted, and they start in the order in which they were emitted.
+    """
+    desk = Desk("P2")
+    one, names = One(0, "P"), numbered(1_000).split()
+    batch = Listed([desk.wants(one)] * 1_000, names)
+    for first in range(0, 1_000, slice_):
+        desk.offer_batch(0, batch, range(first, min(first + slice_, 1_000)))
+    assert desk.gate.statistics()["behind"] == 997
+    assert desk.behind() == names[3:]
+    for place, name in enumerate(names):
+        assert offers_behind(desk) <= NEAR
+        assert desk.finish(name) == names[place + 2 : place + 3]
+    assert desk.started == names
+    desk.check_empty()
+
+
+def test_a_row_takes_no_memory_for_each_call() -> None:
+    """F4: ten thousand calls of a batch behind a full pool take less than two bytes each in the gate."""
+    desk = Desk("P1")
+    desk.offer("holder", One(1, "P"))
+    batch = Listed([desk.wants(One(0, "P"))] * 10_000, range(10_000))
+    flow = desk.flow(0, window=1)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for first in range(0, 10_000, 128):
+            desk.gate.offer_row(flow, batch, range(first, min(first + 128, 10_000)), 0.0)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert desk.gate.statistics()["behind"] == 9_999
+    assert kept / 10_000 < 2
+
+
+def test_a_row_is_broken_where_something_else_is_wanted() -> None:
+    """G2, S6: a batch over several pools is granted, parked and put behind as if each call were offered alone; one that
+    wants nothing is not offered.
+    """
+    ones = [One(0, word) for word in ("P", "P", "Q", "P", "Q", "P", "P", "Q")]
+    row, alone = Desk("P1 Q1"), Desk("P1 Q1")
+    for desk in (row, alone):
+        desk.flow(0, window=1)
+    row.offer_row("a b c d e f g h", *ones)
+    for name, one in zip("abcdefgh", ones, strict=True):
+        alone.offer(name, one)
+    assert row.started == alone.started == ["a", "c"]
+    assert (list(row.parked()), row.behind()) == (list(alone.parked()), alone.behind())
+    while row.held("P") or row.held("Q"):
+        name = next(name for name, entry in row.granted.items() if entry.status == GRANTED)
+        assert row.finish(name) == alone.finish(name)
+    assert sorted(row.started) == [*"abcdefgh"]
+    want = row.wants(ones[0])
+    batch = Listed([None, want, None, want, want, None], "uvwxyz")
+    assert row.offer_batch(0, batch, range(6)) == ["v"]
+    assert (list(row.parked()), row.behind()) == (["x"], ["y"])
+    row.check_empty()
+
+
+@pytest.mark.parametrize("near", [1, 2, 32])
+def test_one_that_is_not_to_start_any_more_is_left_out_of_its_row(monkeypatch: pytest.MonkeyPatch, near: int) -> None:
+    """G6, R-77: calls that were refused while they stood in a row never start, not even where all of them were."""
+    monkeypatch.setattr(lots, "NEAR", near)
+    desk = Desk("P1")
+    for left in ("cfgi", "i", ""):
+        batch = Listed([desk.wants(One(0, "P"))] * 9, [*"abcdefghi"])
+        desk.offer("holder", One(1, "P"))
+        desk.flow(0, window=1)
+        desk.offer_batch(0, batch, range(9))
+        near_ones = [one[1] for line in desk.flows[0].lines.values() for one in line.backlog or ()]
+        for place, name in enumerate("abcdefghi"):
+            if name not in left:
+                batch.wants[place] = None
+        desk.started.clear()
+        for name in ["holder", *"abcdefghi"]:
+            if name in desk.granted and desk.granted[name].status == GRANTED:
+                desk.finish(name)
+        # Those that were offers or parked already start; whoever owns them gives back what it does not need.
+        assert desk.started == sorted({"a", *near_ones, *left})
+        assert not desk.parked()
+        assert desk.behind() == []
+    desk.check_empty()
+
+
+def test_withdraw_takes_one_batch_and_leaves_the_rows_of_others() -> None:
+    """R-89: a batch that stands in rows is taken out whole, the rows of other batches stay rows; single calls can be
+    taken out of the midst of a row, and the order stays.
+    """
+    desk = Desk("P1")
+    one = One(0, "P")
+    for letter in "abc":
+        desk.offer_row(numbered(200, letter), one)
+    flow = desk.flows[0]
+    assert desk.gate.withdraw(flow, lambda owner: owner == "nobody") == []
+    assert desk.gate.withdraw(flow, lambda owner: owner.startswith("b")) == numbered(200, "b").split()
+    desk.gate.validate()
+    assert offers_behind(desk) <= NEAR
+    assert desk.behind() == [*numbered(200, "a").split()[2:], *numbered(200, "c").split()]
+    assert desk.gate.withdraw(flow, lambda owner: owner in ("a2", "c7", "c8")) == ["a2", "c7", "c8"]
+    desk.gate.validate()
+    left = [name for name in numbered(200, "c").split() if name not in ("c7", "c8")]
+    assert desk.behind() == [*numbered(200, "a").split()[3:], *left]
+    assert len(desk.gate.withdraw(flow, lambda owner: True)) == 197 + 198
+    assert desk.gate.withdraw(flow, lambda owner: True) == []
+    assert desk.finish("a0") == ["a1"]
+    desk.check_empty()
+
+
+def test_others_come_behind_and_among_a_row() -> None:
+    """S6: a call that is offered alone stands behind the rows before it, and one that an end makes ready among them, by
+    urgency.
+    """
+    desk = Desk("P1 Q1")
+    one = One(0, "P")
+    desk.offer("first", One(0, "Q"))
+    desk.offer_row(numbered(100), one)
+    desk.offer("alone", one)
+    assert desk.behind() == [*numbered(100).split()[2:], "alone"]
+    desk.offer_row("u v w", one)
+    batch = [*numbered(100).split()[2:], "alone", "u", "v", "w"]
+    assert desk.behind() == batch
+    order = {name: place for place, name in enumerate([*batch[:50], "urgent", *batch[50:]])}
+    entry = desk.granted["first"]
+    offers = [(desk.wants(one), "urgent", desk.now)]
+    desk.took(desk.gate.finish(entry, desk.now, offers, lambda owner: (order.get(owner, -1), 0, 0)))
+    assert desk.behind() == [*batch[:50], "urgent", *batch[50:]]
+    for name in ["0", "1", *desk.behind()]:
+        desk.finish(name)
+    assert desk.started == ["first", "0", "1", *batch[:50], "urgent", *batch[50:]]
+    desk.check_empty()
+
+
+@pytest.mark.parametrize("way", ["claimed", "key"])
+def test_where_something_may_have_changed_each_call_of_a_batch_is_looked_at(way: str) -> None:
+    """S5, G4: while there are claims, or where a key is in the way, no call is put behind others unseen."""
+    desk = Desk("P2 Q9", passes=1)
+    if way == "claimed":
+        desk.offer("a", One(1, "P"))
+        desk.offer("wide", One(2, "P2"))
+        desk.offer("passes", One(3, "P"))
+        assert desk.gate.statistics()["claimants"] == 1
+        assert desk.offer_row("x y z", *[One(0, "P", "k:X"), One(0, "P", "l:X"), One(0, "P")]) == []
+        assert len(desk.parked()) + len(desk.behind()) == 4
+    else:
+        desk.offer("a", One(1, "", "k:X"))
+        desk.flow(0, window=1)
+        ones = [One(0, "Q", "k:X"), One(0, "Q", "k:X"), One(0, "Q", "l:X"), One(0, "Q", "k:X")]
+        assert desk.offer_row("x y z w", *ones) == ["z"]
+        assert (list(desk.parked()), desk.behind()) == (["x"], ["y", "w"])
+    desk.check_empty()
+
+
 def test_a_decision_list_is_the_callers_own() -> None:
     """What one event has returned is never touched by the next: nobody is told twice."""
     desk = Desk("P1")
@@ -1012,7 +1228,7 @@ def test_expand_takes_further_locks_for_all_in_flight() -> None:
     desk.offer("b", One(1, "P", "b:X"))
     desk.orphan("b")
     desk.flow(2, window=1)
-    desk.offer("waits stands", One(2, "P", "a:X"))
+    desk.offer_row("waits stands", One(2, "P", "a:X"))
     assert desk.behind() == ["stands"]
     desk.offer("ended", One(3, "P", "c:X"))
     desk.gate.close_flow(desk.flows.pop(3))
@@ -1216,6 +1432,18 @@ def spoil_running(gate: Gate[str], entry: Entry[str]) -> None:
     entry.flow.running[entry] = None
 
 
+def spoil_row(gate: Gate[str], entry: Entry[str]) -> None:
+    entry.line.behind_in_row(Row(Listed([entry.wants] * 40, numbered(40).split()), 0, 40, 0.0))
+    assert entry.line.backlog is not None
+    entry.line.backlog.rows[0].first = 40
+
+
+def lose_row(gate: Gate[str], entry: Entry[str]) -> None:
+    entry.line.behind_in_row(Row(Listed([entry.wants] * 40, numbered(40).split()), 0, 40, 0.0))
+    assert entry.line.backlog is not None
+    entry.line.backlog.clear()
+
+
 def spoil_held(gate: Gate[str], entry: Entry[str]) -> None:
     gate.ledger.pools["P"].held = 0
 
@@ -1229,6 +1457,8 @@ def spoil_held(gate: Gate[str], entry: Entry[str]) -> None:
         (spoil_clock, "miscounts who stands"),
         (spoil_rank, "miscounts a bay"),
         (spoil_running, "holds"),
+        (spoil_row, "keeps a row of nobody"),
+        (lose_row, "has lost a row"),
         (spoil_held, "should hold"),
     ],
 )

@@ -679,13 +679,13 @@ def test_p28_a_fault_of_the_runtime_leaves_no_work_behind(stage: Stage, monkeypa
         async with tower.run() as run:
             await run.execute([])
             shell_of.append(tower._shells.here())
-            original = shell_of[0]._offer
+            original = shell_of[0]._offer_row
 
-            def broken(work: Any, offers: Any) -> None:
-                original(work, offers)
+            def broken(work: Any, calls: Any) -> None:
+                original(work, calls)
                 raise ZeroDivisionError("a fault of ours")
 
-            monkeypatch.setattr(shell_of[0], "_offer", broken)
+            monkeypatch.setattr(shell_of[0], "_offer_row", broken)
             calls = [Call("slow", {}), Call("slow", {}), Call("x", {"name": "n"})]
             with pytest.raises(ZeroDivisionError):
                 await run.execute(calls)

@@ -12,7 +12,7 @@ will give back what it needs, nothing has closed yet; that is told at a glance, 
 
 House rules. Looks, and changes nothing.
 
-Not here: who is refused then (gate), what is lent (ledger).
+Not here: who is refused then (turns), what is lent (ledger).
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ bay of those who need the same of it: they fit or do not fit together. What one 
 its entries are parked, the calls behind them are its backlog. A line keeps its bay alive, a bay its lot, and a lot
 its node; when the line ends, all that is not needed by others goes.
 
+A batch of thousands stands in a backlog as rows: from which call to which. Only those whose turn is near are there as
+offers of their own.
+
 A bay keeps its waiters in a heap of ranks. Whoever leaves does not search the heap: its rank is stale from then on,
 and stale ranks are dropped when they come to the top or outnumber the others. Deadlines are kept the same way: a
 first-in-first-out lane for each length of wait, since those who come later are due later, and a heap for the rest.
@@ -12,18 +15,18 @@ first-in-first-out lane for each length of wait, since those who come later are 
 House rules. Nothing is decided here. Nothing is kept of one who has left: a rank points to its entry and the entry to
 its rank, so the tie is cut when it leaves.
 
-Not here: who goes first and who waits (gate), what is held (ledger).
+Not here: the books of those who wait (waiting), who goes first (turns), what is held (ledger).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from towerman.calls import Rejection
-from towerman.ledger import Loan, Node, State, Wants
+from towerman.ledger import Loan, Node, Pool, State, Wants
 
 OwnerT = TypeVar("OwnerT")
 
@@ -37,6 +40,9 @@ NEVER: Final = float("inf")
 
 SLACK: Final = 64
 """Stale records that are not worth a clean-up."""
+
+NEAR: Final = 32
+"""How many calls of a row become offers at a time."""
 
 Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
 """What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node."""
@@ -113,6 +119,110 @@ class Entry(Generic[OwnerT]):
         return f"Entry({self.wants.tool!r} of run {self.wants.run}, {word})"
 
 
+class Source(Protocol[OwnerT]):
+    """Where calls come from that are offered in a row: a batch."""
+
+    @property
+    def wants(self) -> Sequence[Wants[Lot[OwnerT]] | None]:
+        """What each call wants, by index; None, then or later, for one that is not to start."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def owner(self, index: int) -> OwnerT:
+        """Whatever that call is known by."""
+        ...  # pragma: no cover - a protocol has no body
+
+
+class Row(Generic[OwnerT]):
+    """Calls of one source that stand in a backlog one after the other: those from `first` on, before `stop`."""
+
+    __slots__ = ("first", "ready", "source", "stop")
+
+    def __init__(self, source: Source[OwnerT], first: int, stop: int, ready: float) -> None:
+        self.source = source
+        self.first = first
+        self.stop = stop
+        self.ready = ready
+
+    def offers(self, stop: int) -> list[Offer[OwnerT]]:
+        """Those before `stop`, less those that are not to start any more."""
+        owner, ready = self.source.owner, self.ready
+        wants = self.source.wants[self.first : stop]
+        return [(one, owner(index), ready) for index, one in enumerate(wants, self.first) if one is not None]
+
+
+class Backlog(deque[Offer[OwnerT]]):
+    """Ready calls that stand behind parked ones, in order: the next of them, and rows of those behind.
+
+    While there are rows it is not empty, so it can be asked like any deque whether somebody is there, and who is next.
+    """
+
+    __slots__ = ("rows",)
+
+    def __init__(self, offers: Iterable[Offer[OwnerT]] = ()) -> None:
+        super().__init__(offers)
+        self.rows: list[Row[OwnerT]] = []
+
+    def next(self) -> Offer[OwnerT]:
+        """Take out the first."""
+        one = self.popleft()
+        if not self:
+            self.come_near()
+        return one
+
+    def come_near(self) -> None:
+        """After the last offer was taken out: the next of a row become offers."""
+        while self.rows and not self:
+            row = self.rows[0]
+            near = min(row.first + NEAR, row.stop)
+            self.extend(row.offers(near))
+            row.first = near
+            if near == row.stop:
+                del self.rows[0]
+
+    def add(self, row: Row[OwnerT]) -> None:
+        """The calls of a row come last."""
+        self.rows.append(row)
+        if not self:
+            self.come_near()
+
+    def everyone(self) -> Iterator[Offer[OwnerT]]:
+        """Each of them, as an offer."""
+        yield from self
+        for row in self.rows:
+            yield from row.offers(row.stop)
+
+    def take_out(self, gone: Callable[[OwnerT], bool]) -> list[OwnerT]:
+        """Take out those of certain owners, and return these."""
+        near, rows, self.rows = list(self), self.rows, []
+        self.clear()
+        out: list[OwnerT] = []
+        for one in near:
+            if gone(one[1]):
+                out.append(one[1])
+            else:
+                self.append(one)
+        for row in rows:
+            some = [*filter(gone, map(row.source.owner, range(row.first, row.stop)))]
+            if not some:
+                self.add(row)
+            elif len(some) < row.stop - row.first:
+                self.spread()
+                self.extend(one for one in row.offers(row.stop) if not gone(one[1]))
+            out += some
+        return out
+
+    def spread(self) -> None:
+        """Make every row offers, so that others can come among and behind them."""
+        for row in self.rows:
+            self.extend(row.offers(row.stop))
+        self.rows.clear()
+
+    @property
+    def size(self) -> int:
+        """How many stand here, in rows too."""
+        return len(self) + sum(row.stop - row.first for row in self.rows)
+
+
 class Line(Generic[OwnerT]):
     """What one run has in one bay.
 
@@ -130,14 +240,23 @@ class Line(Generic[OwnerT]):
         self.bay = bay
         self.parked: dict[Entry[OwnerT], None] = {}
         self.standing = 0
-        self.backlog: deque[Offer[OwnerT]] | None = None
+        self.backlog: Backlog[OwnerT] | None = None
         self.freed = -NEVER
 
     def behind(self, one: Offer[OwnerT]) -> None:
         """Add a call to the backlog."""
+        backlog = self.backlog
+        if backlog is None:
+            backlog = self.backlog = Backlog()
+        elif backlog.rows:
+            backlog.spread()
+        backlog.append(one)
+
+    def behind_in_row(self, row: Row[OwnerT]) -> None:
+        """Add a row of calls to the backlog."""
         if self.backlog is None:
-            self.backlog = deque()
-        self.backlog.append(one)
+            self.backlog = Backlog()
+        self.backlog.add(row)
 
 
 class Flow(Generic[OwnerT]):
@@ -179,6 +298,12 @@ class Flow(Generic[OwnerT]):
             return any(key == held for entry in running for held, _ in entry.wants.holds)
         return any(state in entry.wants.pool_states for entry in running)
 
+    def in_turn(self, state: State[Lot[OwnerT]]) -> bool:
+        """Is it the run's own pool, full of its own calls? Then even those who refuse to wait are only not yet their
+        turn.
+        """
+        return isinstance(state, Pool) and state.scope == "run" and self.holds(state)
+
     @property
     def parked(self) -> list[Entry[OwnerT]]:
         """Its parked entries."""
@@ -187,7 +312,7 @@ class Flow(Generic[OwnerT]):
     @property
     def behind(self) -> int:
         """Calls in the backlog."""
-        return sum(len(line.backlog) for line in self.lines.values() if line.backlog)
+        return sum(line.backlog.size for line in self.lines.values() if line.backlog)
 
     def __repr__(self) -> str:
         return f"Flow({self.number}, running={len(self.running)}, parked={self.parked_total}, behind={self.behind})"

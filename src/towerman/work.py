@@ -359,6 +359,10 @@ class Work:
         self.parent: Job | None = None
         self.waiters: list[Callable[[], None]] = []
 
+    def owner(self, index: int) -> Owner:
+        """What the gate knows a call by."""
+        return (self, index)
+
 
 class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.

@@ -19,10 +19,9 @@ from typing import Final
 
 from towerman.access import AccessRefused
 from towerman.arguments import ArgumentsRefused, near_names
-from towerman.gate import Offer
 from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
-from towerman.work import Owner, RunState, Want, Work
+from towerman.work import RunState, Want, Work
 
 SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""
@@ -39,8 +38,8 @@ _UNDECLARED: Final = {
 class Intake(Sealer):
     """Batches of one loop, up to their first offers; the runner goes on from here."""
 
-    def _offer(self, work: Work, offers: list[Offer[Owner]]) -> None:
-        """Offer calls to the gate and carry out what it decides."""
+    def _offer_row(self, work: Work, calls: range) -> None:
+        """Offer calls that nothing orders to the gate and carry out what it decides."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
     def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
@@ -107,26 +106,15 @@ class Intake(Sealer):
 
     async def _start_all(self, work: Work) -> None:
         """No edges: offer everything in emitted order, a slice at a time."""
-        core = self.core
-        offers: list[Offer[Owner]] = []
-        now = core.now()
-        turn = now + SLICE
-        for index, want in enumerate(work.wants):
-            if want is None:
-                continue
-            offers.append((want, (work, index), now))
-            if len(offers) >= 128:
-                self._offer(work, offers)
-                offers = []
-                now = core.now()
-                if now > turn:
-                    await asyncio.sleep(0)
-                    now = core.now()
-                    turn = now + SLICE
-                    if work.closing is not None:
-                        return
-        if offers:
-            self._offer(work, offers)
+        core, size = self.core, len(work.calls)
+        turn = core.now() + SLICE
+        for first in range(0, size, 128):
+            if first and core.now() > turn:
+                await asyncio.sleep(0)
+                turn = core.now() + SLICE
+                if work.closing is not None:
+                    return
+            self._offer_row(work, range(first, min(first + 128, size)))
         self._hand_on(work)
 
     def _start_plan(self, work: Work) -> None:

@@ -197,6 +197,14 @@ class Shell(Intake):
             notes = self._notes()
         self._take(decided, notes)
 
+    def _offer_row(self, work: Work, calls: range) -> None:
+        core = self.core
+        with core.lock:
+            decided = self._gather() if core.strays else []
+            decided += core.gate.offer_row(work.run.flow, work, calls, core.now())
+            notes = self._notes()
+        self._take(decided, notes)
+
     def _notes(self) -> Notes:
         """What the gate noted for the trace; under the lock."""
         gate = self.core.gate

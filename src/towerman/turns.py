@@ -1,0 +1,411 @@
+"""Whose turn it is: who comes in, who goes on, who moves to another lot, until nothing changes any more.
+
+Parking. Whoever cannot start is parked for the first thing that is in its way (lots). A change looks only at the lots
+of the states that changed. The head of a bay that could be served is tried: it is granted, or it moves to the lot of
+what blocks it now. So every waiter stands where the next change that concerns it is noticed. A grant is recorded in the
+same step that picks the waiter, so there is no moment in which a permit belongs to nobody and none in which it belongs
+to two.
+
+A run is a flow. Its ready calls are offered in the order in which it wants them started. While one of them is parked
+in a bay, those behind it that would come to the same bay stay in the line's backlog: unclocked, counted against no
+queue bound. Where the run itself holds some of that state, one entry is parked and its clock stands, since it waits
+for its own siblings; where only others hold it, as many are parked and clocked as the run may have running. The
+successor of one that waited in vain inherits its clock.
+
+Rank = class (priority), promoted before unpromoted, order of promotion, start tag, order of coming. The start tag is
+fair share between flows (start-time fair queueing): an entry starts one weight after the flow's last one that was not
+refused, and never before what is being served. What is being served is the latest tag that was granted. A grant that
+does not move it on, while others wait, still adds half of its weight over the number of flows that wait: or else a
+stream of new runs, who all start at that same tag, would hold it where it is and keep an old run's second call
+waiting.
+
+House rules. Whoever changes something only notes it; `_settle`, the one tail, looks at what was noted. Exactly one
+decision for each entry.
+
+Not here: what the events are (gate), the books of those who wait (waiting), who can never start (deadlock).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from towerman.calls import Rejection
+from towerman.deadlock import may_go_on, stuck
+from towerman.errors import Code
+from towerman.ledger import Ledger, Pool, State, Wants
+from towerman.lots import GRANTED, NEVER, PARKED, REJECTED, Bay, Entry, Flow, Line, Lot, Offer, Rank
+from towerman.waiting import Waiting
+
+OwnerT = TypeVar("OwnerT")
+
+
+class Turns(Waiting[OwnerT]):
+    """Decides, on top of the books, what a change leads to."""
+
+    __slots__ = ("_decided", "_refills", "_served")
+
+    def __init__(self, ledger: Ledger[Lot[OwnerT]], passes: int) -> None:
+        super().__init__(ledger, passes)
+        self._served = 0.0
+        # Filled and emptied within one event.
+        self._decided: list[Entry[OwnerT]] = []
+        self._refills: list[tuple[Flow[OwnerT], Line[OwnerT], float]] = []
+
+    # ------------------------------------------------------------------ coming in
+
+    def _enter(
+        self, flow: Flow[OwnerT], one: Offer[OwnerT], clock: float, now: float, *, again: bool = False
+    ) -> Line[OwnerT] | None:
+        """Grant it, park it, reject it, or return the line in whose backlog it has to stand.
+
+        Full queues refuse those who come, not those who have stood behind siblings (`again`).
+        """
+        wants, owner, _ = one
+        if now >= flow.limit:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
+            return None
+        ledger = self.ledger
+        state = ledger.blocker(wants)
+        if state is None and self._claimants and wants.loan is None:
+            state = self._hidden(wants, wants.priority, NEVER)
+        if state is None:
+            entry: Entry[OwnerT] = Entry(wants, owner, flow, now, GRANTED)
+            ledger.take(wants)
+            self._grant(entry, -wants.priority, NEVER, self._tag(flow, wants), self._number + 1)
+            return None
+        if wants.hopeless is not None:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", wants.hopeless.label)
+        elif wants.wait or flow.in_turn(state):
+            line = self._line(flow, state, wants)
+            standing = flow.holds(state, wants.loan)
+            full = bool(wants.bounds) and not standing and self._full(wants)
+            if line.parked and (len(line.parked) >= (1 if standing else flow.window) or (full and again)):
+                return line
+            if full and not again:
+                self._refuse(Entry(wants, owner, flow, now, REJECTED), "queue_full", ledger.label(state, wants))
+            else:
+                self._hand_in(flow, one, line, clock, now, standing=standing, counted=not (standing or full))
+            return None
+        else:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", ledger.label(state, wants))
+        ledger.sweep(state)
+        return None
+
+    def _hand_in(
+        self,
+        flow: Flow[OwnerT],
+        one: Offer[OwnerT],
+        line: Line[OwnerT],
+        clock: float,
+        now: float,
+        *,
+        standing: bool,
+        counted: bool,
+    ) -> None:
+        """Make it an entry that waits: counted and clocked unless it waits for its own siblings."""
+        wants, owner, ready = one
+        # Before that it was not ready, or its run held what it stood in line for.
+        since = max(clock, ready, line.freed)
+        entry: Entry[OwnerT] = Entry(wants, owner, flow, since, PARKED)
+        entry.queued = counted and bool(wants.bounds)
+        if entry.queued:
+            queued = self._queued
+            for key, _ in wants.bounds:
+                queued[key] = queued.get(key, 0) + 1
+        entry.passes = 0
+        number = self._number = self._number + 1
+        entry.rank = (-wants.priority, NEVER, self._tag(flow, wants), number, entry)
+        self._parked += 1
+        if self._parked > self._peak_parked:
+            self._peak_parked = self._parked
+        if not flow.parked_total:
+            self._waiting += 1
+            self._watch_limit(flow)
+        flow.parked_total += 1
+        entry.clock = entry.deadline = NEVER
+        self._park(entry, line)
+        if standing:
+            line.standing += 1
+        else:
+            entry.clock = entry.since
+            self._watch(entry, now)
+
+    def _tag(self, flow: Flow[OwnerT], wants: Wants[Lot[OwnerT]]) -> float:
+        tag = flow.tag if flow.tag > self._served else self._served
+        flow.tag = tag + wants.weight
+        return tag
+
+    def _refuse(self, entry: Entry[OwnerT], code: Code, blocker: str) -> None:
+        entry.status = REJECTED
+        entry.rejection = Rejection(code, blocker)
+        self._decided.append(entry)
+
+    def _reject(self, entry: Entry[OwnerT], code: Code, now: float) -> None:
+        """A parked entry is refused; whoever stands behind it inherits its clock, and its run pays nothing for it."""
+        flow, line = entry.flow, entry.line
+        flow.tag -= entry.wants.weight
+        if line.backlog:
+            self._refills.append((flow, line, self._clock(entry, now)))
+        self._leave(entry)
+        self._refuse(entry, code, entry.blocked_by[-1])
+
+    # ------------------------------------------------------------------ going on
+
+    def _grant(self, entry: Entry[OwnerT], klass: int, promotion: float, tag: float, number: int) -> None:
+        """What it wants has been taken for it."""
+        entry.status = GRANTED
+        flow = entry.flow
+        flow.running[entry] = None
+        self._decided.append(entry)
+        others = self._parked > flow.parked_total
+        if tag > self._served:
+            self._served = tag
+        elif others:
+            self._served += entry.wants.weight / (2 * self._waiting + 2)
+        if others:
+            self._count_passes(entry, (klass, promotion, tag, number))
+
+    def _give(self, wants: Wants[Lot[OwnerT]]) -> tuple[State[Lot[OwnerT]], ...]:
+        """Give back what it holds; those who wait for it are looked at."""
+        states = self.ledger.states(wants)
+        self.ledger.give(wants)
+        self._changed += [state for state in states if state.lot is not None]
+        return states
+
+    def _hand_over(self, entry: Entry[OwnerT], now: float) -> bool:
+        """The one waiter that could use what is given back wants the same permits: it gets them, and no count
+        changes.
+        """
+        wants = entry.wants
+        found: Lot[OwnerT] | None = None
+        for state in self.ledger.states(wants):
+            if state.lot is not None:
+                if found is not None:
+                    return False
+                found = state.lot
+        if found is None or found.promoted or len(found.bays) != 1:
+            return False
+        (bay,) = found.bays.values()
+        rank = bay.head()
+        assert rank is not None
+        heir = rank[4]
+        flow = heir.flow
+        if heir.wants.pools is not wants.pools or heir.deadline <= now or flow.limit <= now:
+            return False
+        if heir.wants is not wants:
+            if not isinstance(bay.state, Pool):
+                return False
+            self.ledger.give_holds(wants.holds)
+            if not self.ledger.open(heir.wants.holds):
+                self.ledger.take_holds(wants.holds)
+                return False
+            self.ledger.take_holds(heir.wants.holds)
+        line = heir.line
+        backlog = line.backlog
+        if (
+            len(line.parked) == 1
+            and heir.clock == NEVER
+            and not heir.queued
+            and backlog
+            and backlog[0][0].pools is wants.pools
+        ):
+            # The usual case: its next sibling takes its place. The same as below, less what would be done again.
+            one = backlog.popleft()
+            if not backlog:
+                backlog.come_near()
+            if self._parked == flow.parked_total:
+                heir.status = GRANTED
+                flow.running[heir] = None
+                self._decided.append(heir)
+                if rank[2] > self._served:
+                    self._served = rank[2]
+            else:
+                self._grant(heir, *rank[:4])
+            number = self._number = self._number + 1
+            heir.passes = -bay.passes
+            self._replace(heir, one, (rank[0], NEVER, self._tag(flow, one[0]), number, heir), now)
+            return True
+        self._leave(heir)
+        self._grant(heir, *rank[:4])
+        if backlog:
+            self._succeed(flow, line, now)
+        return True
+
+    def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
+        """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
+        if line.backlog and not line.parked:
+            self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
+
+    def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
+        """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any
+        more.
+        """
+        state = line.bay.state
+        for entry in [entry for entry in line.parked if not (entry.wants.wait or flow.in_turn(state))]:
+            self._reject(entry, "concurrency_limit", now)
+        backlog, line.backlog = line.backlog, None
+        self._ended.append((flow, line))
+        while backlog:
+            one = backlog.next()
+            # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not
+            # know.
+            later = one if one[2] >= clock else (one[0], one[1], clock)
+            to = self._enter(flow, later, clock, now, again=True)
+            if to is line:  # it is where it was
+                backlog.appendleft(one)
+                line.backlog = backlog
+                return
+            if to is not None:
+                to.behind(later)
+
+    def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
+        """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks
+        start.
+        """
+        for state in states:
+            lot = state.lot
+            if lot is None:
+                continue
+            for bay in lot.bays.values():
+                line = flow.lines.get(bay)
+                if line is None or flow.holds(state, bay.need[2]):
+                    continue
+                line.freed = now
+                if line.standing:
+                    line.standing = 0
+                    for entry in line.parked:
+                        if entry.clock == NEVER:
+                            entry.clock = now
+                            self._watch(entry, now)
+                self._refills.append((flow, line, now))
+
+    def _look_at(self, entry: Entry[OwnerT], now: float) -> None:
+        """Its deadline has come: its wait is over, or its clock stands, or there is a later deadline."""
+        if entry.flow.holds(entry.line.bay.state, entry.wants.loan):
+            entry.clock = entry.deadline = NEVER
+            entry.line.standing += 1
+            return
+        entry.clock = self._clock(entry, now)
+        if entry.clock + entry.wants.max_wait <= now:
+            self._reject(entry, "wait_timeout", now)
+        else:
+            self._watch(entry, now)
+
+    # ------------------------------------------------------------------ until nothing changes
+
+    def _settle(self, now: float) -> list[Entry[OwnerT]]:
+        """The one tail: look at what changed until nothing changes any more, then hand out the decisions."""
+        while self._changed or self._refills or self._suspects:
+            if self._changed:
+                states = list(dict.fromkeys(self._changed))
+                self._changed.clear()
+                self._pump(states, now)
+            elif self._refills:
+                self._refill(*self._refills.pop(0), now)
+            else:
+                self._break_deadlock(now)
+        if self._ended:
+            self._sweep()
+        decided = self._decided
+        if not decided:
+            return []  # never the list that the next event fills
+        self._decided = []
+        return decided
+
+    def _pump(self, states: list[State[Lot[OwnerT]]], now: float) -> None:
+        """Try those parked for these states, best rank first, until none of them can be served."""
+        stuck: set[Bay[OwnerT] | Entry[OwnerT]] = set()
+        while True:
+            best: Rank[OwnerT] | None = None
+            for state in states:
+                lot = state.lot
+                if lot is None or not lot.count:
+                    continue
+                for rank in lot.promoted:
+                    if rank[4] not in stuck and (best is None or rank < best) and rank[4].line.bay.fits:
+                        best = rank
+                for bay in lot.bays.values():
+                    if bay.count and bay not in stuck and bay.fits:
+                        head = bay.head()
+                        if head is not None and (best is None or head < best):
+                            best = head
+            if best is None:
+                return
+            klass, promotion, tag, number, entry = best
+            flow, line, wants = entry.flow, entry.line, entry.wants
+            if flow.limit <= now:
+                self._reject(entry, "deadline_exceeded", now)
+                continue
+            if entry.deadline <= now and self._clock(entry, now) + wants.max_wait <= now:
+                self._reject(entry, "wait_timeout", now)
+                continue
+            blocker = self.ledger.blocker(wants)
+            if blocker is None and self._claimants and wants.loan is None:
+                blocker = self._hidden(wants, -klass, promotion)
+            if blocker is None:
+                self._leave(entry)
+                self.ledger.take(wants)
+                self._grant(entry, klass, promotion, tag, number)
+                if line.backlog:
+                    self._succeed(flow, line, now)
+            elif blocker is line.bay.state:
+                stuck.add(line.bay if promotion == NEVER else entry)
+            elif wants.wait or flow.in_turn(blocker):
+                self._move(entry, blocker, now)
+            else:
+                entry.blocked_by = (*entry.blocked_by, self.ledger.label(blocker, wants))
+                self._reject(entry, "concurrency_limit", now)
+                self.ledger.sweep(blocker)
+
+    def _move(self, entry: Entry[OwnerT], blocker: State[Lot[OwnerT]], now: float) -> None:
+        """Something else is in its way now. It is passed: what it was parked for goes to others."""
+        flow, line, rank = entry.flow, entry.line, entry.rank
+        assert rank is not None
+        clock = self._clock(entry, now)
+        standing = entry.clock == NEVER
+        if line.backlog:
+            self._refills.append((flow, line, clock))
+        self._unpark(entry)
+        held = flow.holds(blocker, entry.wants.loan)
+        if not held:
+            entry.passes += 1
+        entry.rank = (*rank[:4], entry)
+        if entry.passes >= self._passes:
+            entry.rank = self._better(entry, rank)
+        to = self._line(flow, blocker, entry.wants)
+        entry.clock = NEVER if standing and held else clock
+        self._park(entry, to)
+        if entry.clock == NEVER:
+            to.standing += 1
+        elif standing:
+            self._watch(entry, now)
+
+    def _break_deadlock(self, now: float) -> None:
+        """Nested calls have begun to wait: where they wait for one another in a circle, the youngest is refused."""
+        suspects = [one for one in self._suspects if one.status == PARKED]
+        self._suspects.clear()
+        if not suspects:
+            return
+        flows = (*self._flows.values(), *self._closed)
+        holders = [*(entry for flow in flows for entry in flow.running), *self._orphans]
+        if all(may_go_on(one, holders) for one in suspects):
+            return
+        backlogs = [line.backlog for flow in flows for line in flow.lines.values() if line.backlog]
+        behind = [one[0] for backlog in backlogs for one in backlog.everyone()]
+        left = stuck(holders, list(self._each_parked()), behind)
+        if left:
+            self._reject(max(left, key=_number), "would_deadlock", now)
+            self._suspects = [one for one in left if one.status == PARKED]
+
+    # ------------------------------------------------------------------ looking in
+
+    def validate(self) -> None:
+        """Raise AssertionError, with the story, when something that must hold between events does not."""
+        super().validate()
+        assert not (self._decided or self._refills), "an event did not run to its end"
+
+
+def _number(entry: Entry[OwnerT]) -> int:
+    assert entry.rank is not None
+    return entry.rank[3]
