@@ -42,7 +42,11 @@ from towerman.arguments import (
     context_parameter_of,
     description_of,
     load_arguments,
+    loading,
     near_names,
+    schemas,
+    signatures,
+    subschemas,
 )
 from towerman.errors import PolicyError
 
@@ -185,8 +189,8 @@ def test_p73_malformed_text_is_refused_with_what_was_expected_and_where(text: st
 
 def test_p73_a_report_of_the_parser_that_is_not_known_still_gives_the_place() -> None:
     """A parser of a later Python may say new things: the position is told and its text is not passed on."""
-    assert "something unexpected at line 2, column 1." in arguments._syntax("a\nb", f"new {CANARY}", 2)
-    assert CANARY not in arguments._syntax("a\nb", f"new {CANARY}", 2)
+    assert "something unexpected at line 2, column 1." in loading._syntax("a\nb", f"new {CANARY}", 2)
+    assert CANARY not in loading._syntax("a\nb", f"new {CANARY}", 2)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +320,7 @@ def test_a_parser_without_stack_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     def no_stack(text: str, start: int) -> tuple[object, int]:
         raise RecursionError
 
-    monkeypatch.setattr(arguments, "_scan_short", no_stack)
+    monkeypatch.setattr(loading, "_scan_short", no_stack)
     assert "nested too deep" in unloadable('{"a": 1}')
 
 
@@ -1102,7 +1106,7 @@ def test_a_signature_that_fails_as_a_whole_is_a_policy_error(monkeypatch: pytest
     def fail(root: object) -> int:
         raise TypeError("cannot be put together")
 
-    monkeypatch.setattr(arguments, "_depth_limit", fail)
+    monkeypatch.setattr(signatures, "depth_limit", fail)
     with pytest.raises(PolicyError, match=r"take': TypeError: cannot be put together"):
         checker(take)
 
@@ -1312,7 +1316,7 @@ def test_a_wide_union_that_is_not_recursive_keeps_its_levels() -> None:
     schema: dict[str, object] = {
         "properties": {"a": {"anyOf": [{"properties": {"b": {"anyOf": [{}] * 200}}}] * 200}},
     }
-    assert arguments._depth_limit(schema) == MAX_DEPTH
+    assert subschemas.depth_limit(schema) == MAX_DEPTH
 
 
 # --- JSON schemas --------------------------------------------------------------------------------------------
@@ -1377,7 +1381,7 @@ def test_validators_are_compiled_once_for_equal_schemas() -> None:
 def test_the_store_of_validators_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of different schemas do not pile up for ever."""
     store: dict[bytes, object] = {}
-    monkeypatch.setattr(arguments, "_COMPILED", store)
+    monkeypatch.setattr(schemas, "_COMPILED", store)
     for number in range(1002):
         checker_from_schema({"description": str(number)})
     assert 0 < len(store) < 1000
@@ -1687,11 +1691,11 @@ def test_references_to_odd_places_are_followed() -> None:
     assert subject.check({"a": 1, "b": 2, "c": "x"})
     assert "argument 'a' must be a whole number" in refusal(subject, {"a": "x"})
     assert "argument 'b' must be a whole number" in refusal(subject, {"b": "x"})
-    assert arguments._pointed(schema, "#/properties/c/anyOf/9") is None
-    assert arguments._pointed(schema, "#/properties/c/anyOf/x") is None
-    assert arguments._pointed(schema, "#/properties/c/anyOf/0/type/deeper") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/9") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/x") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/0/type/deeper") is None
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    assert arguments._resolved(loop, loop) == {}
+    assert subschemas.resolve(loop, loop) == {}
 
 
 def test_checkers_are_used_from_several_threads() -> None:
@@ -1974,7 +1978,7 @@ def test_importing_the_room_imports_no_validator() -> None:
     """pydantic, jsonschema_rs and griffe come with their first use, not with the import."""
     heavy = ("pydantic", "pydantic_core", "jsonschema_rs", "griffe")
     code = f"import sys, towerman.arguments as a; print([name for name in {heavy} if name in sys.modules])"
-    source = str(inspect.getfile(arguments)).removesuffix("towerman/arguments.py")
+    source = str(inspect.getfile(arguments)).removesuffix("towerman/arguments/__init__.py")
     # Through the package's own door other rooms may come in, so the package is stood in for.
     stand_in = f"import sys, types; p = types.ModuleType('towerman'); p.__path__ = [{source + 'towerman'!r}]; "
     code = f"{stand_in}sys.modules['towerman'] = p; {code}"
