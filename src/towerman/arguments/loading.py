@@ -2,7 +2,8 @@
 
 Theory. Text is looked over before it is parsed (length, depth), and while it is (names, numbers), so that no text can
 keep the parser busy or overflow its stack. A mapping is copied under the same limits; objects and lists in it are
-fresh, other Python objects are passed on.
+fresh, other Python objects are passed on. The usual dict, a few short values that are no containers, is known to be
+within all limits after one look at each.
 
 House rules. What the parser says may quote the input, so it is told in our own words. No exception that holds the text
 hangs on to the refusal.
@@ -47,7 +48,9 @@ _SYNTAX: Final[tuple[tuple[str, str], ...]] = (
     ("Unexpected UTF-8 BOM", "a byte order mark, which JSON does not have,"),
     ("Extra data", "text after the end of the value"),
 )
-_INT64: Final = 1 << 63
+INT64: Final = 1 << 63
+FEW: Final = 32  # names of a dict that is taken at the first look
+SHORT: Final = 4096  # characters of a name or a text in it
 _HUGE: Final = 10**MAX_DIGITS
 
 
@@ -115,7 +118,9 @@ def load(raw: object, empty: str, depth: int) -> tuple[dict[str, object], bool]:
     """The loaded arguments, and whether there may be a bool among them."""
     if isinstance(raw, str):
         return _from_text(raw, empty, depth), "true" in raw or "false" in raw
-    if type(raw) is dict or isinstance(raw, Mapping):  # the check of the abstract class is slow
+    if type(raw) is dict:
+        return _flat(raw) or copied(raw, depth)
+    if isinstance(raw, Mapping):
         return copied(raw, depth)
     if isinstance(raw, bytes | bytearray):
         if len(raw) > MAX_ARGUMENT_BYTES:
@@ -230,6 +235,31 @@ class _Left:
             raise ArgumentsRefused(_TOO_LONG)
 
 
+def _flat(given: dict[str, object]) -> tuple[dict[str, object], bool] | None:
+    """What `copied` gives for few names and short values that are no containers; None for anything else."""
+    if len(given) > FEW:
+        return None
+    out, bools = given.copy(), False
+    for name, value in out.items():
+        if type(name) is not str or len(name) > SHORT or not name.isascii():
+            return None
+        kind = type(value)
+        if kind is str:
+            if len(value) > SHORT or not value.isascii():  # type: ignore[arg-type,attr-defined]
+                return None
+        elif kind is int:
+            if not -INT64 <= value < INT64:  # type: ignore[operator]
+                return None
+        elif kind is float:
+            if not isfinite(value):  # type: ignore[arg-type]
+                return None
+        elif kind is bool:
+            bools = True
+        elif value is not None:
+            return None
+    return out, bools
+
+
 def copied(given: Mapping[object, object], depth: int) -> tuple[dict[str, object], bool]:
     left = _Left(depth)
     try:
@@ -254,7 +284,7 @@ def _object(given: Mapping[object, object], depth: int, left: _Left) -> dict[str
         size = len(name) if name.isascii() else _utf8_bytes(name)
         if type(value) is str and value.isascii():
             size += len(value)
-        elif type(value) is not int or not -_INT64 <= value < _INT64:
+        elif type(value) is not int or not -INT64 <= value < INT64:
             value = _value(value, depth, left)
         left.take(size)
         out[name] = value

@@ -7,6 +7,10 @@ pydantic's JSON mode, because strict fields take a date or an enum member from J
 recursive union of models in every combination unless a discriminator tells them apart; a tool with such a union takes
 only so many levels as are tried quickly.
 
+Most calls bring a few short values whose types are exactly what the signature says. Where every parameter is a bare
+str, int, float, bool or None, or a union of these, one pass over the parameters sees that, and nothing is left for the
+loader's limits or for pydantic to find. Whatever is not plain at the first look goes the general way, with its answer.
+
 House rules. pydantic is imported on first use. Its errors are located in the schema and told in our own words.
 
 Not here: how arguments are read (loading), how a signature is read (functions).
@@ -24,11 +28,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence, Set
 from datetime import timedelta
 from decimal import Decimal
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Final, Protocol, Union, cast, get_args, get_origin
 
 from towerman.arguments.contract import ArgumentsRefused, Checker
 from towerman.arguments.functions import Unresolved, annotated_parameters, described_parameters, first_line, name_of
-from towerman.arguments.loading import load
+from towerman.arguments.loading import FEW, INT64, SHORT, load
 from towerman.arguments.subschemas import as_list, as_mapping, branches_of, depth_limit, resolve
 from towerman.arguments.telling import (
     MOST_COUNTED,
@@ -172,6 +177,70 @@ def _guarded(annotation: object) -> object:
     return cast(types.GenericAlias, origin)[inner]
 
 
+_PLAIN: Final = (str, int, float, bool, type(None))
+_REQUIRED: Final = object()
+
+
+class _FirstLook:
+    """Takes the arguments of a function whose parameters are all plain, where they are plain too."""
+
+    __slots__ = ("_blank", "_kinds", "_required")
+
+    def __init__(self, kinds: dict[str, frozenset[object]], blank: dict[str, object], required: frozenset[str]) -> None:
+        self._kinds = kinds
+        self._blank = blank  # all names in their order, with the defaults
+        self._required = required
+
+    def take(self, given: dict[str, object]) -> dict[str, object] | None:
+        """The arguments, if they are few, short and exactly of the types that are asked for; None where it is not so.
+
+        Nothing of a key's or a value's own is called before its type is known to be a plain one.
+        """
+        if len(given) > FEW:
+            return None
+        given, out, kinds = given.copy(), self._blank.copy(), self._kinds  # another thread may change what was given
+        for name, value in given.items():
+            if type(name) is not str or name not in kinds:
+                return None
+            kind = type(value)
+            if kind is str:
+                if len(value) > SHORT or not value.isascii():  # type: ignore[arg-type,attr-defined]
+                    return None
+            elif kind is int:
+                if not -INT64 <= value < INT64:  # type: ignore[operator]
+                    return None
+            elif kind is float:
+                if not isfinite(value):  # type: ignore[arg-type]
+                    return None
+            elif kind is not bool and value is not None:
+                return None
+            if kind not in kinds[name]:
+                return None
+            out[name] = value
+        return out if len(given) == len(out) or self._required.issubset(given) else None
+
+
+def _first_look(parameters: Sequence[inspect.Parameter]) -> _FirstLook | None:
+    """For parameters that are all plain: bare types or unions of them, and defaults that nobody can change."""
+    kinds: dict[str, frozenset[object]] = {}
+    blank: dict[str, object] = {}
+    for parameter in parameters:
+        annotation, default = parameter.annotation, parameter.default
+        union = get_origin(annotation) in (Union, types.UnionType)
+        members = get_args(annotation) if union else (annotation,)
+        is_required = default is parameter.empty
+        if (
+            parameter.kind is parameter.VAR_KEYWORD
+            or len(parameter.name) > SHORT
+            or not all(any(member is plain for plain in _PLAIN) for member in members)
+            or not (is_required or any(type(default) is plain for plain in _PLAIN))
+        ):
+            return None
+        kinds[parameter.name] = frozenset(members)
+        blank[parameter.name] = _REQUIRED if is_required else default
+    return _FirstLook(kinds, blank, frozenset(name for name, default in blank.items() if default is _REQUIRED))
+
+
 class _Validator(Protocol):
     def validate_python(self, value: object, /) -> dict[str, object]: ...  # pragma: no cover - a protocol has no body
 
@@ -185,6 +254,7 @@ class _SignatureChecker:
         "_careful",
         "_depth",
         "_empty",
+        "_first_look",
         "_function",
         "_guards",
         "_plain",
@@ -205,6 +275,7 @@ class _SignatureChecker:
         self.required = frozenset(map(str, as_list(self._root.get("required"))))
         self._empty = when_empty(self._root, self.required)
         self._depth = depth_limit(self._root)
+        self._first_look = _first_look(parameters)
         self._guards = [p.replace(annotation=_guarded(p.annotation)) for p in parameters]
         same = all(new.annotation is old.annotation for new, old in zip(self._guards, parameters, strict=True))
         self._careful = self._plain if same else None
@@ -223,6 +294,10 @@ class _SignatureChecker:
 
     def check(self, raw: Arguments | str) -> dict[str, object]:
         """Load and validate; see `Checker.check`."""
+        if type(raw) is dict and self._first_look is not None:
+            plain = self._first_look.take(raw)
+            if plain is not None:
+                return plain
         values, bools = load(raw, self._empty, self._depth)
         # Where there is no bool at all, the usual call is spared the look at every number.
         validator = self._guard() if bools else self._plain
