@@ -42,7 +42,11 @@ from towerman.arguments import (
     context_parameter_of,
     description_of,
     load_arguments,
+    loading,
     near_names,
+    schemas,
+    signatures,
+    subschemas,
 )
 from towerman.errors import PolicyError
 
@@ -185,8 +189,8 @@ def test_p73_malformed_text_is_refused_with_what_was_expected_and_where(text: st
 
 def test_p73_a_report_of_the_parser_that_is_not_known_still_gives_the_place() -> None:
     """A parser of a later Python may say new things: the position is told and its text is not passed on."""
-    assert "something unexpected at line 2, column 1." in arguments._syntax("a\nb", f"new {CANARY}", 2)
-    assert CANARY not in arguments._syntax("a\nb", f"new {CANARY}", 2)
+    assert "something unexpected at line 2, column 1." in loading._syntax("a\nb", f"new {CANARY}", 2)
+    assert CANARY not in loading._syntax("a\nb", f"new {CANARY}", 2)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +320,7 @@ def test_a_parser_without_stack_is_a_refusal(monkeypatch: pytest.MonkeyPatch) ->
     def no_stack(text: str, start: int) -> tuple[object, int]:
         raise RecursionError
 
-    monkeypatch.setattr(arguments, "_scan_short", no_stack)
+    monkeypatch.setattr(loading, "_scan_short", no_stack)
     assert "nested too deep" in unloadable('{"a": 1}')
 
 
@@ -694,6 +698,149 @@ def test_a_message_is_short() -> None:
     message = refusal(subject, {name: {"i" * 300: "x"} for name in long})
     assert f"'{'a' * 64}....iii" in message
     assert "a" * 65 not in message
+
+
+# --- the first look ---------------------------------------------------------------------------------------
+
+
+def plain_tool(
+    name: str,
+    count: int = 1,
+    ratio: float = 0.5,
+    on: bool = False,
+    note: str | None = None,
+    either: int | str = 0,
+    amount: Optional[float] = None,  # noqa: UP045  # both ways to write it
+    mixed: bool | int | float | None = None,
+    nothing: None = None,
+) -> None:
+    """Every parameter is plain, alone or in a union."""
+
+
+def mixed_tool(name: str, size: Literal["s", "m"] = "s", tags: list[str] = [], **rest: int) -> None:  # noqa: B006
+    """No first look at the types: some parameters are not plain."""
+
+
+FLAT_SCHEMA = {"properties": {"name": {"type": "string"}, "count": {"type": "integer", "default": 3}, "x": {}}}
+NAMES = [*inspect.signature(plain_tool).parameters, "size", "tags", "x", "é", "n" * 5000, "\ud800"]
+EDGES = [2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**4300, math.inf, -math.inf, math.nan, -0.0, 1e308]
+TEXTS = ["", "5", "true", "é", "\ud800", "x" * 4096, "x" * 4097, "s", "1.5"]
+FLAT_VALUES = st.one_of(
+    st.integers(-3, 3),
+    st.booleans(),
+    st.none(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from([*EDGES, *TEXTS]),
+    st.sampled_from([[], ["a"], {}, {"a": True}, (), b"b", decimal.Decimal(1), object]),
+)
+
+
+def said(found: dict[str, object] | str) -> object:
+    """An outcome so that 1, 1.0 and True, -0.0 and 0.0, and other orders of names are told apart."""
+    return found if isinstance(found, str) else [(name, type(value), repr(value)) for name, value in found.items()]
+
+
+def load_or_refuse(raw: object) -> dict[str, object] | str:
+    """The loaded arguments, or the message of the refusal."""
+    try:
+        return load_arguments(raw, any_required=False)
+    except ArgumentsRefused as refused:
+        return told(refused)
+
+
+@settings(max_examples=400)
+@given(st.dictionaries(st.sampled_from(NAMES), FLAT_VALUES, max_size=6))
+@example({"name": "Ada"})
+@example({"count": 2, "name": "Ada"})
+@example({"name": "Ada", "count": True})
+@example({"name": "Ada", "ratio": 1})
+@example({"name": "Ada", "either": True})
+@example({"name": "Ada", "mixed": 1.0, "nothing": None})
+@example({"name": "x" * 4096, "count": 2**63 - 1, "ratio": -0.0, "on": True})
+@example({"name": "x" * 4097})
+@example({"name": "\ud800"})
+@example({"name": "Ada", "ratio": math.nan})
+@example({"name": "Ada", "ratio": -math.inf})
+@example({"name": "Ada", "x": math.inf})
+@example({"name": "Ada", "count": 2**63})
+@example({"name": "Ada", "count": 10**4300})
+@example({f"n{index}": index for index in range(33)})
+def test_the_first_look_and_the_general_way_agree(given_arguments: dict[str, object]) -> None:
+    """R-117: whichever way a dict is taken, the outcome is the same: values, their types and order, and refusals.
+
+    Any other mapping goes the general way, so a read-only view of the same dict tells what that answers.
+    """
+    for subject in (checker(plain_tool), checker(mixed_tool), checker_from_schema(FLAT_SCHEMA)):
+        general = outcome(subject, types.MappingProxyType(given_arguments))
+        assert said(outcome(subject, given_arguments)) == said(general)
+    read_only = types.MappingProxyType(given_arguments)
+    assert said(load_or_refuse(given_arguments)) == said(load_or_refuse(read_only))
+
+
+def test_what_is_plain_is_taken_at_the_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: neither the loader nor pydantic is asked about a few short values of exactly the right types."""
+    subject = checker(plain_tool)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("the general way was taken")
+
+    monkeypatch.setattr(signatures, "load", fail)
+    monkeypatch.setattr(loading, "copied", fail)
+    found = subject.check({"count": 2, "name": "Ada"})
+    assert list(found.items())[:4] == [("name", "Ada"), ("count", 2), ("ratio", 0.5), ("on", False)]
+    assert checker_from_schema(FLAT_SCHEMA).check({"name": "Ada"}) == {"name": "Ada", "count": 3}
+    with pytest.raises(AssertionError, match="the general way"):
+        subject.check({"name": "Ada", "ratio": 1})
+
+
+def test_what_is_taken_at_the_first_look_is_fresh() -> None:
+    """G8: a handler that changes its arguments changes neither what was handed in nor the next call's defaults."""
+    for subject in (checker(plain_tool), checker_from_schema(FLAT_SCHEMA)):
+        raw: dict[str, object] = {"name": "Ada"}
+        first = subject.check(raw)
+        whole = list(first.items())
+        first.clear()
+        assert raw == {"name": "Ada"}
+        assert list(subject.check(raw).items()) == whole
+
+
+def test_a_first_look_asks_no_key_and_no_value_of_a_strangers_type() -> None:
+    """G1: keys and types that lie about equality, or fail when they are compared, are refused like any other."""
+
+    class Posing:
+        def __hash__(self) -> int:
+            return hash("name")
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+    class Failing(type):
+        def __hash__(cls) -> int:
+            raise ZeroDivisionError
+
+        def __eq__(cls, other: object) -> bool:
+            raise ZeroDivisionError
+
+    class Odd(metaclass=Failing):
+        pass
+
+    for subject in (checker(plain_tool), checker_from_schema(FLAT_SCHEMA)):
+        assert "a name that is not text" in refusal(subject, {Posing(): "Ada"})
+        assert isinstance(outcome(subject, {"name": Odd()}), str)
+
+
+@pytest.mark.parametrize("default", [[], decimal.Decimal(1), "é"])
+def test_only_plain_defaults_are_handed_on_as_they_are(default: object) -> None:
+    """R-117: a default that a handler could change is pydantic's to copy; each call gets one of its own."""
+
+    def tool(name: str, rest: str = default) -> None:  # type: ignore[assignment]
+        pass
+
+    subject = checker(tool)
+    first, second = subject.check({"name": "Ada"}), subject.check({"name": "Ada"})
+    assert first == second == {"name": "Ada", "rest": default}
+    assert not isinstance(default, list) or first["rest"] is not second["rest"]
 
 
 # --- signatures -------------------------------------------------------------------------------------------
@@ -1102,7 +1249,7 @@ def test_a_signature_that_fails_as_a_whole_is_a_policy_error(monkeypatch: pytest
     def fail(root: object) -> int:
         raise TypeError("cannot be put together")
 
-    monkeypatch.setattr(arguments, "_depth_limit", fail)
+    monkeypatch.setattr(signatures, "depth_limit", fail)
     with pytest.raises(PolicyError, match=r"take': TypeError: cannot be put together"):
         checker(take)
 
@@ -1312,7 +1459,7 @@ def test_a_wide_union_that_is_not_recursive_keeps_its_levels() -> None:
     schema: dict[str, object] = {
         "properties": {"a": {"anyOf": [{"properties": {"b": {"anyOf": [{}] * 200}}}] * 200}},
     }
-    assert arguments._depth_limit(schema) == MAX_DEPTH
+    assert subschemas.depth_limit(schema) == MAX_DEPTH
 
 
 # --- JSON schemas --------------------------------------------------------------------------------------------
@@ -1377,7 +1524,7 @@ def test_validators_are_compiled_once_for_equal_schemas() -> None:
 def test_the_store_of_validators_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of different schemas do not pile up for ever."""
     store: dict[bytes, object] = {}
-    monkeypatch.setattr(arguments, "_COMPILED", store)
+    monkeypatch.setattr(schemas, "_COMPILED", store)
     for number in range(1002):
         checker_from_schema({"description": str(number)})
     assert 0 < len(store) < 1000
@@ -1687,11 +1834,11 @@ def test_references_to_odd_places_are_followed() -> None:
     assert subject.check({"a": 1, "b": 2, "c": "x"})
     assert "argument 'a' must be a whole number" in refusal(subject, {"a": "x"})
     assert "argument 'b' must be a whole number" in refusal(subject, {"b": "x"})
-    assert arguments._pointed(schema, "#/properties/c/anyOf/9") is None
-    assert arguments._pointed(schema, "#/properties/c/anyOf/x") is None
-    assert arguments._pointed(schema, "#/properties/c/anyOf/0/type/deeper") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/9") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/x") is None
+    assert subschemas.pointed_to(schema, "#/properties/c/anyOf/0/type/deeper") is None
     loop = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
-    assert arguments._resolved(loop, loop) == {}
+    assert subschemas.resolve(loop, loop) == {}
 
 
 def test_checkers_are_used_from_several_threads() -> None:
@@ -1974,7 +2121,7 @@ def test_importing_the_room_imports_no_validator() -> None:
     """pydantic, jsonschema_rs and griffe come with their first use, not with the import."""
     heavy = ("pydantic", "pydantic_core", "jsonschema_rs", "griffe")
     code = f"import sys, towerman.arguments as a; print([name for name in {heavy} if name in sys.modules])"
-    source = str(inspect.getfile(arguments)).removesuffix("towerman/arguments.py")
+    source = str(inspect.getfile(arguments)).removesuffix("towerman/arguments/__init__.py")
     # Through the package's own door other rooms may come in, so the package is stood in for.
     stand_in = f"import sys, types; p = types.ModuleType('towerman'); p.__path__ = [{source + 'towerman'!r}]; "
     code = f"{stand_in}sys.modules['towerman'] = p; {code}"

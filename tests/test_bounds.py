@@ -33,8 +33,19 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from towerman import bounds
-from towerman.bounds import EMPTY, MAX_DEPTH, MIN_BYTES, Encoded, EncodingError, encode, fit_batch, recut
+from towerman.bounds import (
+    EMPTY,
+    MAX_DEPTH,
+    MIN_BYTES,
+    Encoded,
+    EncodingError,
+    encode,
+    encoding,
+    fit_batch,
+    jsontext,
+    reading,
+    recut,
+)
 
 WIDE = 10_000_000
 CANARY = "canary-5f1e"
@@ -836,7 +847,7 @@ def test_json_text_loses_its_white_space_first() -> None:
     assert encoded.original_bytes == len(text)
     assert strict(encoded.text) == json.loads(text)
     assert encode(text, len(text)).text == text
-    padded = " " * bounds.MAX_PARSED + text
+    padded = " " * encoding.MAX_PARSED + text
     assert "bytes cut ...]" in encode(padded, 1000).text
 
 
@@ -911,7 +922,7 @@ def test_what_stands_for_something_else_for_ever_is_marked() -> None:
 )
 def test_what_has_no_end_is_read_to_a_bound(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """G12, R-110: reading ends; the size is then a lower bound, and the note says so."""
-    monkeypatch.setattr(bounds, "MAX_WORK", 100_000)
+    monkeypatch.setattr(reading, "MAX_WORK", 100_000)
     note, result = cut(value(), 300)  # type: ignore[operator]
     assert note["at_least"] is True
     assert result
@@ -971,7 +982,7 @@ def test_parts_held_many_times_cost_their_reading_once(leaf: object) -> None:
 
 def test_dense_cycles_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """G12: twelve objects that all hold one another have millions of paths; reading ends all the same."""
-    monkeypatch.setattr(bounds, "MAX_WORK", 1 << 20)
+    monkeypatch.setattr(reading, "MAX_WORK", 1 << 20)
     nodes: list[list[object]] = [[] for _ in range(12)]
     for node in nodes:
         node += nodes
@@ -1005,7 +1016,8 @@ def test_a_value_that_grows_while_it_is_read_never_breaks_the_limit() -> None:
 @pytest.mark.parametrize("value", [[object()], {"a": object()}])
 def test_a_value_swapped_after_the_look_is_told_apart(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """R-109: what slips in between looking and writing is refused like anything else."""
-    monkeypatch.setattr(bounds, "_least", lambda *_: 5)
+    for room in (encoding, reading):
+        monkeypatch.setattr(room, "room_left", lambda *_: 5)
     assert "is an object object" in refusal(value).message
 
 
@@ -1014,7 +1026,8 @@ def test_the_plain_writer_stands_in_for_the_quick_one(monkeypatch: pytest.Monkey
     monkeypatch.setattr("json.encoder.c_make_encoder", None)
     values = [5, "é\n", {"a": [1, None, 1.5], "t": NOON}, [], True]
     quick = [encode(value, 100).text for value in values]
-    monkeypatch.setattr(bounds, "_dumps", bounds._fast_dumps())
+    for room in (encoding, reading):
+        monkeypatch.setattr(room, "dumps", jsontext._fast_dumps())
     assert [encode(value, 100).text for value in values] == quick
 
 
@@ -1111,7 +1124,7 @@ def test_recut_keeps_the_notes_of_what_it_leaves_whole() -> None:
     assert again["truncated"]["dropped"][".list[0].me"] == "a value inside itself"
     assert again["result"]["list"] == [{"me": "[cycle]"}]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "MAX_WORK", 20_000)
+        patch.setattr(reading, "MAX_WORK", 20_000)
         text = encode(endless, 2000).text
     note = json.loads(text)["truncated"]
     assert note["at_least"] is True

@@ -17,10 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from towerman import plan as room
 from towerman.calls import COMPATIBLE, IS, IX, Hold, S, X
 from towerman.errors import CODES, TowermanError
-from towerman.plan import Plan, PlanRefused, resolve_needs
+from towerman.plan import Plan, PlanRefused, graph, resolve_needs
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -616,7 +615,7 @@ def test_s6_rank_is_the_longest_path_and_the_count_behind(
     behind = [sum(a == index for a, _ in reach) for index in range(size)]
     assert [plan.key(i) for i in range(size)] == [(-longest(i), -behind[i], i) for i in range(size)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "EXACT_SUCCESSORS", 0)
+        patch.setattr(graph, "EXACT_SUCCESSORS", 0)
         rough = Plan(size, needs, holds, estimates)
         for index in range(size):
             path, count, _ = rough.key(index)
@@ -626,7 +625,7 @@ def test_s6_rank_is_the_longest_path_and_the_count_behind(
 
 def test_s6_the_count_behind_is_exact_for_trees_of_any_size() -> None:
     """S6: in a large batch the estimate is the number itself where nothing joins again, and never above the batch."""
-    size = room.EXACT_SUCCESSORS + 1000
+    size = graph.EXACT_SUCCESSORS + 1000
     tree = Plan(size, [((i - 1) // 2,) if i else () for i in range(size)])
     assert tree.key(0)[1] == -(size - 1)
     assert tree.key(size - 1)[1] == 0

@@ -1,127 +1,32 @@
-"""One batch as a graph: what waits for what, what is ready, what is skipped.
+"""The graph of one batch while it runs: told of seals and ends, it tells what is ready and what is skipped.
 
-Theory. An edge says that a call waits for an earlier one. There are two kinds (rule S1). `needs` was
-asked for: it settles when the needed call's result is sealed, and when that call failed, the dependent
-is skipped. `after` is made here, of holds that conflict: it settles when the earlier call's *work* has
-ended, and it never skips. Two conflicting calls are put in the order in which `needs` alone would let
-the batch run one call at a time, the smallest index first; that order is total, so both kinds of edges
-together have no cycle. (Choosing pair by pair, with a declared need winning, makes cycles.)
+Theory. A call is ready when all edges that lead to it have settled. A call that ends before it was ready (skipped, or
+given up by its caller) becomes a node like a junction: what comes behind it goes on waiting for what it waited for,
+else a write could overtake the write before the skipped one.
 
-`after` edges are made in one pass per key. Since the last X, a key has a row of groups, S and IX in
-turn, each in conflict with the next, and beside them the IS holders, which mind an X only. A member of
-a group waits for the group before it, an X for the last group and the IS holders. Where a whole group
-is waited for, a junction stands between: a node that is no call, and whose work has ended from the
-start, so that it passes the word on as soon as nothing is open before it. The edges are thus at most
-about three for each hold, and two calls are joined by a path exactly when a chain of conflicts joins them.
-
-A call that ends before it was ready (skipped, or given up by its caller) becomes such a node as well:
-what comes behind it goes on waiting for what it waited for, else a write could overtake the write
-before the skipped one.
-
-House rules. Node numbers: calls are 0 to size - 1, junctions follow. No recursion: chains are long. A
-batch without an edge keeps no state for its calls. Nothing here knows a clock, a limit or an argument;
-keys are compared and never shown.
-
-Not here: which holds a call has (access), what may run now of that which is ready (gate), references
-to the results of other calls.
+Not here: how the edges come about (needs, conflicts).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from typing import Final, Literal
 
-from towerman.calls import IS, Hold, X
-from towerman.errors import Code, TowermanError
+from towerman.calls import Hold
+from towerman.plan.conflicts import link_conflicts
+from towerman.plan.needs import link_needs
 
 EdgeKind = Literal["needs", "after"]
 """Asked for, and a failure skips; or made by a conflict, order only."""
 
-ID_CHARACTERS: Final = 64
-"""Longest part of an id that a message shows."""
-
 EXACT_SUCCESSORS: Final = 2_000
 """Largest batch whose successors are counted exactly: the sets take size * size bits."""
 
-_SHOWN: Final = 8  # ids, or links of a cycle, in one message
-_NEAR: Final = 100  # ids that are compared with an unknown one
 _LOOKED_THROUGH: Final = 1_000  # nodes that one question for blockers passes through
 
 _SEALED: Final = 1
 _ENDED: Final = 2
 _FAILED: Final = 4
-
-
-class PlanRefused(TowermanError):
-    """A batch whose dependencies cannot be followed; nothing of it may run (G5).
-
-    Args:
-        code: `unknown_dependency`, `duplicate_call_id` or `dependency_cycle`.
-        members: indexes of the calls concerned: those with the unknown need, those that share the id,
-            or the cycle, in which each call needs the next and the last one needs the first.
-        message: a sentence for the model, with ids as they were given, each cut to 64 characters.
-    """
-
-    def __init__(self, code: Code, members: tuple[int, ...], message: str) -> None:
-        super().__init__(code, members, message)
-        self.code: Code = code
-        self.members = members
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-
-def resolve_needs(ids: Sequence[str], needs: Sequence[Sequence[str]]) -> list[tuple[int, ...]] | None:
-    """Turn the needed ids of each call into indexes, or refuse the batch.
-
-    Args:
-        ids: the id of each call, in emitted order; an empty one cannot be needed.
-        needs: for each call the ids that it needs, compared exactly; a single string is one id.
-
-    Returns:
-        The indexes that each call needs, without repeats; None when no call needs anything.
-
-    Raises:
-        PlanRefused: an id that no call has, one that several calls have, or a cycle, in this order.
-    """
-    if not any(needs):
-        return None
-    size = len(ids)
-    if len(needs) != size:
-        raise ValueError(f"needs: {len(needs)} entries for {size} calls")
-    where = dict(zip(ids, range(size), strict=True))
-    repeated = _repeated(ids) if len(where) != size else frozenset()
-    where.pop("", None)
-    resolved: list[tuple[int, ...]] = []
-    unknown: list[tuple[int, str]] = []
-    doubled: dict[str, None] = {}
-    ahead = False
-    for index, wanted in enumerate(needs):
-        if not wanted:
-            resolved.append(())
-            continue
-        found: dict[int, None] = {}
-        for name in (wanted,) if isinstance(wanted, str) else wanted:
-            other = where.get(name)
-            if other is None:
-                unknown.append((index, name))
-                continue
-            if name in repeated:
-                doubled[name] = None
-            if other >= index:
-                ahead = True
-            found[other] = None
-        resolved.append(tuple(found))
-    if unknown:
-        raise _unknown(ids, unknown)
-    if doubled:
-        raise _doubled(ids, doubled)
-    # Needs that point back only cannot close a circle.
-    if ahead:
-        _topological(resolved, ids)
-    return resolved
 
 
 class Plan:
@@ -197,8 +102,8 @@ class Plan:
         order: Sequence[int] = range(size)
         dependents: list[list[int] | None] = [None] * size
         if needed is not None:
-            order = _link_needs(needed, dependents)
-        conflicts = _link_conflicts(size, order, held) if held is not None else None
+            order = link_needs(needed, dependents)
+        conflicts = link_conflicts(size, order, held) if held is not None else None
         if needed is None and conflicts is None:
             return
 
@@ -525,211 +430,3 @@ class Plan:
                 unsettled.append(node)
             waits[:looked] = unsettled
         return sorted(found or [node for node in stack if node < self.size][:limit])
-
-
-class _Row:
-    """The holders of one key, as far as a later holder must know them."""
-
-    __slots__ = ("barrier", "intents", "members", "mode", "writer")
-
-    def __init__(self, index: int, mode: int) -> None:
-        self.writer = -1  # the last X
-        self.barrier = -1  # what the members of the present group wait for: a writer, or the group before
-        self.mode = mode  # of the present group
-        self.members: list[int] = []  # of the present group
-        self.intents: list[int] = []  # IS since the last X
-        if mode == X:
-            self.writer = self.barrier = index
-        elif mode == IS:
-            self.intents.append(index)
-        else:
-            self.members.append(index)
-
-
-def _link_conflicts(
-    size: int, order: Sequence[int], holds: Sequence[Sequence[Hold]]
-) -> tuple[list[list[int] | None], list[int], list[int]] | None:
-    """Make the `after` edges.
-
-    Returns:
-        For each node those that wait for it, for each node the number that it waits for, and for
-        each junction the call that it was made for; None when nothing conflicts.
-    """
-    after: list[list[int] | None] = [None] * size
-    left = [0] * size
-    made_at: list[int] = []
-    # Most keys have one holder: it is kept as a number until a second one comes.
-    rows: dict[str, int | _Row] = {}
-
-    def link(earlier: int, later: int) -> None:
-        followers = after[earlier]
-        if followers is None:
-            after[earlier] = [later]
-        elif followers[-1] == later:
-            return  # the two meet on several keys
-        else:
-            followers.append(later)
-        left[later] += 1
-
-    def gather(members: list[int], maker: int) -> int:
-        if len(members) == 1:
-            return members[0]
-        junction = len(after)
-        after.append(None)
-        left.append(0)
-        made_at.append(maker)
-        for member in members:
-            link(member, junction)
-        return junction
-
-    for index in order:
-        for key, mode in holds[index]:
-            row = rows.get(key)
-            if row is None:
-                rows[key] = index << 2 | mode
-                continue
-            if isinstance(row, int):
-                row = rows[key] = _Row(row >> 2, row & 3)
-            if mode == X:
-                if row.members:
-                    link(gather(row.members, index), index)
-                    row.members = []
-                elif not row.intents:
-                    link(row.barrier, index)
-                if row.intents:
-                    link(gather(row.intents, index), index)
-                    row.intents = []
-                row.writer = row.barrier = index
-            elif mode == IS:
-                row.intents.append(index)
-                if row.writer >= 0:
-                    link(row.writer, index)
-            else:
-                if row.mode != mode:
-                    row.mode = mode
-                    if row.members:
-                        row.barrier = gather(row.members, index)
-                        row.members = []
-                row.members.append(index)
-                if row.barrier >= 0:
-                    link(row.barrier, index)
-    # Without an edge nothing was gathered either: a junction has members that are linked to it.
-    return (after, left, made_at) if any(left) else None
-
-
-def _link_needs(needs: Sequence[Sequence[int]], dependents: list[list[int] | None]) -> Sequence[int]:
-    """Fill in who needs each call, and return the order in which the calls could run one by one."""
-    size = len(needs)
-    ahead = False
-    for index, wanted in enumerate(needs):
-        for other in wanted:
-            if not 0 <= other < index:
-                if not 0 <= other < size:
-                    raise ValueError(f"needs[{index}]: {other} is no call of a batch of {size}")
-                ahead = True
-            needing = dependents[other]
-            if needing is None:
-                dependents[other] = [index]
-            else:
-                needing.append(index)
-    # Where every need points back, the smallest index that can run next is always the next one.
-    return _topological(needs) if ahead else range(size)
-
-
-def _topological(needs: Sequence[Sequence[int]], ids: Sequence[str] | None = None) -> list[int]:
-    """The order of a run one by one, the smallest index first (Kahn's algorithm with a heap).
-
-    Raises:
-        PlanRefused: there is a cycle; `ids` name its members, else their indexes do.
-    """
-    left = [len(wanted) for wanted in needs]
-    dependents: list[list[int]] = [[] for _ in needs]
-    for index, wanted in enumerate(needs):
-        for other in wanted:
-            dependents[other].append(index)
-    heap = [index for index, count in enumerate(left) if not count]
-    order: list[int] = []
-    while heap:
-        index = heappop(heap)
-        order.append(index)
-        for other in dependents[index]:
-            left[other] -= 1
-            if not left[other]:
-                heappush(heap, other)
-    if len(order) < len(needs):
-        raise _cyclic(needs, left, ids)
-    return order
-
-
-def _cyclic(needs: Sequence[Sequence[int]], left: list[int], ids: Sequence[str] | None) -> PlanRefused:
-    """Name one cycle. What is left after Kahn's algorithm needs something left, so walking back must meet itself."""
-    index = next(node for node, count in enumerate(left) if count)
-    place: dict[int, int] = {}
-    while index not in place:
-        place[index] = len(place)
-        index = next(other for other in needs[index] if left[other])
-    cycle = list(place)[place[index] :]
-    first = cycle.index(min(cycle))
-    members = (*cycle[first:], *cycle[:first])
-    names = [_name(ids, member) for member in members[: _SHOWN + 1]]
-    if len(members) == 1:
-        text = f"{names[0]} needs itself; take this need away"
-    else:
-        more = len(members) - _SHOWN
-        names.append(names[0])
-        links = [f"{names[i]} needs {names[i + 1]}" for i in range(min(len(members), _SHOWN))]
-        tail = f", and so on over {more} more, back to the first" if more > 0 else ""
-        text = f"these calls need each other in a circle: {', '.join(links)}{tail}; take one of these needs away"
-    return PlanRefused("dependency_cycle", members, text)
-
-
-def _unknown(ids: Sequence[str], unknown: list[tuple[int, str]]) -> PlanRefused:
-    """Name the needs that meet no call, and ids that come near the first of them."""
-    from difflib import get_close_matches  # only on this path, and it is slow to import
-
-    index, wanted = unknown[0]
-    start = max(0, index - _NEAR // 2)
-    folded = {name[:ID_CHARACTERS].casefold(): name for name in reversed(ids[start : start + _NEAR]) if name}
-    near = [folded[match] for match in get_close_matches(wanted[:ID_CHARACTERS].casefold(), folded)]
-    known = list(dict.fromkeys(name for name in ids if name))
-    if near:
-        hint = f"near {_quoted(wanted)} come {_listed(near)}"
-    elif known:
-        hint = f"the ids of this batch are {_listed(known[:_SHOWN])}{' ...' if len(known) > _SHOWN else ''}"
-    else:
-        hint = "no call of this batch has an id"
-    misses = ", ".join(f"{_name(ids, who)} needs {_quoted(what)}" for who, what in unknown[:_SHOWN])
-    more = len(unknown) - _SHOWN
-    text = f"{misses}{f' and {more} more such needs' if more > 0 else ''}: no call of this batch has that id; {hint}"
-    return PlanRefused("unknown_dependency", tuple(dict.fromkeys(who for who, _ in unknown)), text)
-
-
-def _doubled(ids: Sequence[str], doubled: dict[str, None]) -> PlanRefused:
-    """Name the ids that are needed and that several calls have."""
-    members = tuple(index for index, name in enumerate(ids) if name in doubled)
-    more = len(doubled) - _SHOWN
-    text = (
-        f"{_listed(list(doubled)[:_SHOWN])}{f' and {more} more' if more > 0 else ''}: needed by a call, but "
-        "several calls have this id; give every call an id of its own"
-    )
-    return PlanRefused("duplicate_call_id", members, text)
-
-
-def _repeated(ids: Sequence[str]) -> frozenset[str]:
-    once: set[str] = set()
-    repeated: set[str] = set()
-    for name in ids:
-        (repeated if name in once else once).add(name)
-    return frozenset(repeated)
-
-
-def _name(ids: Sequence[str] | None, index: int) -> str:
-    return f"call {_quoted(ids[index])}" if ids is not None and ids[index] else f"call {index}"
-
-
-def _quoted(name: str) -> str:
-    return repr(name[:ID_CHARACTERS])
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(map(_quoted, names))

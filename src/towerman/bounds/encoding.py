@@ -1,0 +1,213 @@
+"""The way in: a value, or a text that was made of one, and its limit.
+
+Theory. Everyday small values take a short way: where the least that they can take fits the limit, they are written at
+once, and are done if that fits. All else is read and, where it is too large, cut. Text that is a JSON document is cut
+as JSON too (its white space goes first, which may be enough).
+
+House rules. Both ways give the same bytes. Nothing but EncodingError is raised, and it holds on to no value.
+
+Not here: how a value is read (reading) and what is left of it (cutting).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, cast
+
+from towerman.bounds.cutting import cut_text, cut_tree, marked_sizes
+from towerman.bounds.jsontext import MISSING, clean, dumps, read_json, utf8_bytes
+from towerman.bounds.reading import Reader, Refused, plain_data, room_left
+from towerman.bounds.values import text_of, type_name
+from towerman.errors import TowermanError
+
+MIN_BYTES: Final = 64
+"""The smallest limit that can be kept: the note alone needs this much. A smaller one counts as this."""
+
+MAX_PARSED: Final = 1 << 23
+"""Bytes of text up to which a cut tries first whether the text is a JSON document."""
+
+EMPTY: Final = "(empty result)"
+"""Stands for None and for blank text, which providers refuse as content."""
+
+Encoder: TypeAlias = Callable[[object], object]
+_LARGEST: Final = 10**15 - 1  # the largest size that is told: with more digits, the note would not fit in MIN_BYTES
+
+
+class EncodingError(TowermanError):
+    """A value has no form that the model could be sent.
+
+    Args:
+        message: for the model: names a type and a place, never a value and never another exception's text.
+        cause: what the handler's object or the tool's encoder raised, for use in this process only.
+    """
+
+    def __init__(self, message: str, cause: Exception | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.cause = cause
+
+
+class _Draft:
+    """The slots of an Encoded, writable only while it is being made (a third of a frozen one's own time)."""
+
+    __slots__ = ("cut", "original_bytes", "text")
+
+    def __init__(self, text: str, original_bytes: int, cut: bool) -> None:
+        self.text = text
+        self.original_bytes = original_bytes
+        self.cut = cut
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Encoded(_Draft):
+    """What the model is sent.
+
+    Args:
+        text: never empty, valid UTF-8, JSON unless the value was text.
+        original_bytes: UTF-8 bytes of the whole, before it was cut; a lower bound where the value has no end in sight.
+        cut: something of the value is missing from the text.
+    """
+
+    text: str
+    original_bytes: int
+    cut: bool
+
+    def __repr__(self) -> str:
+        return f"Encoded({len(self.text)} characters, original_bytes={self.original_bytes}, cut={self.cut})"
+
+
+def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Encoded:
+    """Write a handler's value for the model, within its size limit.
+
+    Iterators are consumed here, and methods of the handler's objects called, in the caller's thread.
+
+    Args:
+        value: anything that a handler returned.
+        max_bytes: the limit in UTF-8 bytes; less than MIN_BYTES counts as MIN_BYTES.
+        encoder: the tool's own `encode=`: takes the value, returns text or a value that is encoded in its place.
+
+    Raises:
+        EncodingError: the value, or a part of it, has no JSON form, or failed while it was read.
+    """
+    try:
+        if encoder is None:
+            kind = type(value)
+            if kind is str:
+                text = cast(str, value)
+                if text.isascii() and len(text) <= max_bytes and text and not text.isspace():
+                    return _encoded(text, len(text), False)
+            elif kind is dict or kind is list:
+                if room_left(value, max_bytes, 0) >= 0:
+                    text = dumps(value)
+                    size = utf8_bytes(text)
+                    if size <= max_bytes:
+                        return _encoded(text, size, False)
+            elif kind is int:
+                text = str(value)
+                if len(text) <= max_bytes:
+                    return _encoded(text, len(text), False)
+    except Exception:  # no number, many digits, a lone surrogate, changed meanwhile: found out on the long way
+        pass
+    failure: EncodingError
+    try:
+        limit = max(max_bytes, MIN_BYTES)
+        if encoder is not None:
+            value = _run_encoder(encoder, value)
+        if value is None:
+            return Encoded(EMPTY, 0, False)
+        content = text_of(value, type(value))
+        return _encode_value(value, limit) if content is None else _encode_text(content, limit)
+    except EncodingError as error:
+        failure = error
+    except Refused as refused:
+        failure = EncodingError(refused.message(), refused.cause)
+    except Exception as error:
+        failure = EncodingError(f"reading the result failed with {type_name(type(error))}", error)
+    try:
+        raise failure  # here, so that what the handler's object raised does not travel along as context
+    finally:
+        del failure  # its traceback holds this frame, and this frame the value
+
+
+def recut(value: object, text: str, max_bytes: int, encoder: Encoder | None = None) -> str:
+    """The same result again under a smaller limit.
+
+    Cuts the text, since the value may have changed, or be used up; only text is cut anew from the value, so that it
+    comes out as if the smaller limit had been the first. Where the text was cut before, its note is carried on.
+
+    Args:
+        value: what the handler returned; None for a text that was not made from a value.
+        text: what `encode` made of it under a limit at least as large.
+        max_bytes: the limit in UTF-8 bytes; less than MIN_BYTES counts as MIN_BYTES.
+        encoder: the tool's own `encode=`; it is not called again.
+    """
+    limit = max(max_bytes, MIN_BYTES)
+    size = utf8_bytes(text)
+    if size <= limit:
+        return text
+    markers = marked_sizes(text)
+    if encoder is None and type(value) in (str, bytes) and (content := text_of(value, type(value))) is not None:
+        content = clean(content)
+        if text == content or utf8_bytes(content) in markers:
+            return _encode_text(content, limit).text
+    loaded = read_json(text)
+    if loaded is MISSING:
+        return cut_text(text, max([size, *markers]), limit)
+    result, original, at_least, known, more = _unwrap(loaded, size)
+    tree, tree_size = Reader(limit).read(result, 0)
+    return cut_tree(tree, tree_size, limit, original, at_least, known, more)
+
+
+def _encoded(text: str, original_bytes: int, cut: bool) -> Encoded:
+    draft = _Draft(text, original_bytes, cut)
+    draft.__class__ = Encoded
+    return cast(Encoded, draft)
+
+
+def _run_encoder(encoder: Encoder, value: object) -> object:
+    try:
+        return encoder(value)
+    except Exception as error:
+        failure = EncodingError(f"the tool's encode= failed with {type_name(type(error))}", error)
+    try:
+        raise failure
+    finally:
+        del failure
+
+
+def _encode_text(text: str, limit: int) -> Encoded:
+    if not text or text.isspace():
+        return Encoded(EMPTY, utf8_bytes(text), False)  # no kind of blank is a surrogate
+    text = clean(text)
+    size = utf8_bytes(text)
+    if size <= limit:
+        return Encoded(text, size, False)
+    loaded = read_json(text) if size <= MAX_PARSED and text.lstrip()[:1] in "{[" else MISSING
+    if loaded is MISSING:
+        return Encoded(cut_text(text, size, limit), size, True)
+    return _encode_value(loaded, limit, size)
+
+
+def _encode_value(value: object, limit: int, original: int | None = None) -> Encoded:
+    reader = Reader(limit)
+    tree, size = reader.read(value, 0)
+    whole = size <= limit and not reader.lossy
+    original = size if original is None else original
+    endless = reader.endless or original > _LARGEST
+    original = min(original, _LARGEST)
+    text = dumps(plain_data(tree)) if whole else cut_tree(tree, size, limit, original, endless, None)
+    if utf8_bytes(text) > limit:
+        raise EncodingError("the result changed while it was read")
+    return Encoded(text, original, not whole)
+
+
+def _unwrap(loaded: object, size: int) -> tuple[object, int, bool, dict[str, str] | None, int]:
+    """The value in a text that was cut before: what is left of it, and what its note says."""
+    if type(loaded) is dict and loaded.keys() == {"truncated", "result"} and type(loaded["truncated"]) is dict:
+        note = loaded["truncated"]
+        original, dropped, more = note.get("original_bytes"), note.get("dropped", {}), note.get("more_places", 0)
+        if type(original) is int and type(more) is int and type(dropped) is dict:
+            known = {"" if place == "." else place: str(why) for place, why in dropped.items()}
+            return loaded["result"], min(max(original, 0), _LARGEST), note.get("at_least") is True, known, more
+    return loaded, size, False, None, 0

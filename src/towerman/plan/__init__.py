@@ -1,0 +1,28 @@
+"""One batch as a graph: what waits for what, what is ready, what is skipped.
+
+Theory. An edge says that a call waits for an earlier one. There are two kinds (rule S1). `needs` was
+asked for: it settles when the needed call's result is sealed, and when that call failed, the dependent
+is skipped. `after` is made here, of holds that conflict: it settles when the earlier call's *work* has
+ended, and it never skips. Two conflicting calls are put in the order in which `needs` alone would let
+the batch run one call at a time, the smallest index first; that order is total, so both kinds of edges
+together have no cycle. (Choosing pair by pair, with a declared need winning, makes cycles.)
+
+Three files: `needs` reads what was asked for, or refuses it; `conflicts` makes the other edges; `graph` keeps them
+all and is told how the calls go.
+
+House rules. Node numbers: calls are 0 to size - 1, junctions (conflicts) follow. No recursion: chains are long. A
+batch without an edge keeps no state for its calls. Nothing here knows a clock, a limit or an argument;
+keys are compared and never shown.
+
+Not here: which holds a call has (access), what may run now of that which is ready (gate), references
+to the results of other calls.
+"""
+
+from towerman.plan.graph import Plan
+from towerman.plan.needs import PlanRefused, resolve_needs
+
+__all__ = [
+    "Plan",
+    "PlanRefused",
+    "resolve_needs",
+]
