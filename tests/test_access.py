@@ -32,6 +32,7 @@ from towerman.access import (
     canonical_key,
     conflict,
     flat_holds,
+    locks,
 )
 from towerman.calls import COMPATIBLE, IS, IX, Access, Hold, S, X
 from towerman.errors import PolicyError
@@ -1101,6 +1102,25 @@ def test_the_nodes_above_a_key(key: str, trees: list[str]) -> None:
     """The scheme's root stands above all its keys; a key without a scheme has nothing above its first segment."""
     holds, _ = flat_holds([Access(key, False, False, "t")], subtrees=True)
     assert [flat for flat, mode in holds if mode == IS] == sorted(trees)
+
+
+@given(st.text("a:/*é", max_size=12), st.booleans())
+@example("/a", False)
+@example("a:/b", True)
+def test_siblings_share_their_announcements_and_nothing_else(key: str, write: bool) -> None:
+    """G4: what is remembered of a parent is what its child would work out, whether the one before it read or wrote."""
+    for writes in (write, not write):
+        holds, labels = flat_holds([Access(key, writes, False, "t")], subtrees=True)
+        weak, strong = (IX, X) if writes else (IS, S)
+        assert sorted(holds) == sorted([*((above + "/**", weak) for above in locks.keys_above(key)), (key, strong)])
+        assert labels == {flat: "t" for flat, _ in holds}
+
+
+def test_what_is_remembered_of_parents_is_bounded() -> None:
+    """G12: a long-lived tower that sees ever new folders does not grow with them."""
+    for number in range(3000):
+        flat_holds([Access(f"/folder{number}/x", False, False, "t")], subtrees=True)
+    assert locks._trees.cache_info().currsize <= 1024
 
 
 def test_holds_of_several_accesses_are_joined_and_sorted() -> None:

@@ -1095,6 +1095,37 @@ def test_recut_reads_the_text_not_the_value() -> None:
     assert "of 5000 bytes cut" in recut(1, encode(1, 9000, encoder).text, 100, encoder)
 
 
+EVERYDAY = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(st.characters(exclude_categories=()), max_size=40),
+        st.sampled_from(["", "  ", "\ud800", "\ud83d\ude00", "é" * 40, "x" * 64, "[1,  2]", -0.0, 1e300, NOON]),
+    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(EVERYDAY, st.integers(0, 90))
+@example(float("nan"), 90)
+@example(float("-inf"), 0)
+@example(True, 0)
+@example(None, 0)
+@example(1.7976931348623157e308, 0)
+@example("é" * 40, 79)
+@example("é" * 40, 80)
+@example("\ud800", 90)
+def test_r115_the_short_way_gives_the_same_bytes(value: object, limit: int) -> None:
+    """R-115: an everyday value that is written at once comes out as it does where it is read part by part.
+
+    An encoder of the tool's own keeps a value off the short way; this one changes nothing.
+    """
+    assert encode(value, limit) == encode(value, limit, lambda same: same)
+
+
 def test_recut_carries_the_note_on() -> None:
     """R-110, R-111: sizes and counts stay those of the whole, however often it is cut."""
     value = {"items": iter(ROWS), "text": "x" * 50_000, "short": "y" * 300, "next": "c2"}

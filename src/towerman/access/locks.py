@@ -14,6 +14,7 @@ Not here: who holds what (ledger), the order of conflicting calls (plan).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from towerman.calls import IS, IX, Access, Hold, Mode, S, X
@@ -30,6 +31,12 @@ def keys_above(key: str) -> list[str]:
         found.append(key[:slash])
         slash = key.find("/", slash + 1)
     return found
+
+
+@lru_cache(maxsize=1024)
+def _trees(parent: str, weak: Mode) -> tuple[Hold, ...]:
+    """The announcements on a node and on all above it; siblings, of which there are many, share them."""
+    return tuple((above + "/**", weak) for above in (*keys_above(parent), parent))
 
 
 # The weakest mode that allows what two modes of one holder allow; S and IX have no join below X.
@@ -49,8 +56,9 @@ def _locks(access: Access, subtrees: bool) -> list[Hold]:
         if access.subtree:
             raise ValueError(f"{access!r} is a subtree: flat_holds needs subtrees=True")
         return [(key, strong)]
-    locks = [(above + "/**", weak) for above in keys_above(key)]
-    locks.append((key, strong))
+    slash = key.rfind("/")
+    above = _trees(key[:slash], weak) if slash > 0 else [(root + "/**", weak) for root in keys_above(key)]
+    locks = [*above, (key, strong)]
     if access.subtree:
         locks.append((key + "/**", strong))
     return locks

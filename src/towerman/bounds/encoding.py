@@ -1,8 +1,8 @@
 """The way in: a value, or a text that was made of one, and its limit.
 
 Theory. Everyday small values take a short way: where the least that they can take fits the limit, they are written at
-once, and are done if that fits. All else is read and, where it is too large, cut. Text that is a JSON document is cut
-as JSON too (its white space goes first, which may be enough).
+once, and are done if that fits (true, false, null and a float always do). All else is read and, where it is too large,
+cut. Text that is a JSON document is cut as JSON too (its white space goes first, which may be enough).
 
 House rules. Both ways give the same bytes. Nothing but EncodingError is raised, and it holds on to no value.
 
@@ -77,6 +77,11 @@ class Encoded(_Draft):
         return f"Encoded({len(self.text)} characters, original_bytes={self.original_bytes}, cut={self.cut})"
 
 
+_NOTHING: Final = Encoded(EMPTY, 0, False)
+_TRUE: Final = Encoded("true", 4, False)
+_FALSE: Final = Encoded("false", 5, False)
+
+
 def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Encoded:
     """Write a handler's value for the model, within its size limit.
 
@@ -95,8 +100,10 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
             kind = type(value)
             if kind is str:
                 text = cast(str, value)
-                if text.isascii() and len(text) <= max_bytes and text and not text.isspace():
-                    return _encoded(text, len(text), False)
+                if len(text) <= max_bytes and text and not text.isspace():
+                    size = utf8_bytes(text)
+                    if size <= max_bytes:
+                        return _encoded(text, size, False)
             elif kind is dict or kind is list:
                 if room_left(value, max_bytes, 0) >= 0:
                     text = dumps(value)
@@ -107,6 +114,13 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
                 text = str(value)
                 if len(text) <= max_bytes:
                     return _encoded(text, len(text), False)
+            elif value is None:
+                return _NOTHING
+            elif kind is bool:
+                return _TRUE if value else _FALSE
+            elif kind is float:
+                text = dumps(value)
+                return _encoded(text, len(text), False)
     except Exception:  # no number, many digits, a lone surrogate, changed meanwhile: found out on the long way
         pass
     failure: EncodingError
@@ -115,7 +129,7 @@ def encode(value: object, max_bytes: int, encoder: Encoder | None = None) -> Enc
         if encoder is not None:
             value = _run_encoder(encoder, value)
         if value is None:
-            return Encoded(EMPTY, 0, False)
+            return _NOTHING
         content = text_of(value, type(value))
         return _encode_value(value, limit) if content is None else _encode_text(content, limit)
     except EncodingError as error:
