@@ -171,7 +171,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_queued": -1}, "tool 'tool': max_queued: a whole number, 0 or more"),
     ({"max_result_bytes": 10}, f"tool 'tool': max_result_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"when_busy": "queue"}, "tool 'tool': when_busy: one of 'wait', 'reject'"),
-    ({"run_in": "process"}, "tool 'tool': run_in: one of 'loop', 'thread'"),
+    ({"run_in": "process"}, "tool 'tool': run_in: one of 'loop', 'thread', 'process'"),
     ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'background' (did you mean 'read'?)"),
     ({"encode": "json"}, "tool 'tool': encode: a function of the handler's value"),
     ({"summarize": 5}, "tool 'tool': summarize: a function of the handler's value"),
