@@ -320,5 +320,5 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_wait, made.timeout, made.grace, made.max_queued) == (30.0, 300.0, 5.0, 1000)
     assert (made.on_excess, made.undeclared, made.when_busy, made.on_orphan) == ("tell", "ordered", "wait", "hold")
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
-    assert Tower().policy == made
+    assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

@@ -8,6 +8,7 @@ deep, never a hang, never a call without its result.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,7 @@ def one_batch(tower: Tower, calls: object, **options: Any) -> Any:
 
 
 @each
-@pytest.mark.parametrize("option", sorted(set(Tower.__init__.__kwdefaults__) - {"_clock"}))
+@pytest.mark.parametrize("option", sorted(set(inspect.signature(Tower).parameters) - {"_clock"}))
 def test_options_of_a_tower(option: str, rubbish: Any) -> None:
     """R-51: each option of a tower is checked, or it is one that works."""
     if taken(lambda: Tower(**{option: rubbish}), option):

@@ -66,7 +66,7 @@ MOST_SECONDS: Final = 1e15
 """Seconds that no option reaches: more is a mistake, or a number that no clock can be added to."""
 
 
-VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """How a variable of the environment is written in a text: `${NAME}`."""
 
 

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, cast, overload
 
 from towerman.calls import Batch, Call, Result
 from towerman.clock import Clock, RealClock, instant_of
+from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.errors import PolicyError
 from towerman.gate import NEVER, Gate
 from towerman.ledger import Ledger
@@ -47,7 +49,7 @@ from towerman.policy import (
     whole,
 )
 from towerman.threads import Courier
-from towerman.tools import compile_tool, is_coroutine_function
+from towerman.tools import Tool, compile_tool, is_coroutine_function, name_of_tool
 from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
 from towerman.work import Context, Core, RunState, Work, pool_key
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from towerman.runner import Shells
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
+P = ParamSpec("P")
 
 Patterns = str | Iterable[str] | None
 """Tool names or patterns such as `crm_*`."""
@@ -358,9 +361,11 @@ class Tower:
     """Clears every tool call before it runs: limits, order, access, permission, all in one step.
 
     Args:
+        config: a `towerman.toml`, as a path or as a mapping of its keys; it gives what no argument and no variable
+            `TOWERMAN_*` of the environment gives. Default: the file that `TOWERMAN_CONFIG` names, if any.
         max_concurrency: calls that may run at once in this process, over all runs.
         run_concurrency: calls of one run that may run at once.
-        pools: named limits that tools share: name to permits or `Pool`.
+        pools: named limits that tools share: name to permits or `Pool`. Pools of the file with other names stay.
         max_calls_per_batch: calls that are run for one response.
         on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
             slower.
@@ -383,7 +388,10 @@ class Tower:
         strict: refuse, when it is declared, a tool without access, limit or retry class.
 
     Raises:
-        PolicyError: an option out of its range, naming it and the fix.
+        PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
+
+    Attributes:
+        options: what holds for this tower, whichever place gave it.
 
     A tower belongs to no event loop and may be made at import. It is a plain and an async context manager; `aclose`
     ends it.
@@ -391,6 +399,7 @@ class Tower:
 
     def __init__(
         self,
+        config: Source | None = None,
         *,
         max_concurrency: int = 32,
         run_concurrency: int = 8,
@@ -413,10 +422,14 @@ class Tower:
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
-        self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        self._config = cast("Config", config)  # it was read on the way in, see below
+        self._rules: tuple[Rule, ...] = ()
+        self._declared: dict[str, tuple[Callable[..., object], Mapping[str, object]]] = {}
+        check_rules(self._config.tools, self.options)
         self._courier: Courier[Event] = Courier(())
         gate: Gate[tuple[Work, int]] = Gate(Ledger())
-        self._core = Core(self.policy, gate, _clock or RealClock())
+        self._core = Core(self.options, gate, _clock or RealClock())
         self._made: Shells | None = None
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
@@ -432,7 +445,7 @@ class Tower:
         ledger = gate.ledger
         self._enforced = mode == "enforce"
         ledger.add_pool(LedgerPool("process", "pool process", max_concurrency, enforced=self._enforced))
-        for name, pool in self.policy.pools.items():
+        for name, pool in self.options.pools.items():
             if pool.scope == "process":
                 ledger.add_pool(
                     LedgerPool(
@@ -534,11 +547,27 @@ class Tower:
     def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
         """Declare a tool without decorating; the options are those of `tool`."""
         core = self._core
-        tool = compile_tool(function, options, self.policy, Context, self.policy.pools)
+        tool = self._compiled(name_of_tool(function, options), function, options, self._rules)
         if tool.name in core.tools:
             raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
+        self._declared[tool.name] = function, options
+        self._add_tool_pool(tool)
+        core.add_tool(tool)
+        for state in list(self._runs.values()):
+            core.widen(state)
+
+    def _compiled(
+        self, name: str, function: Callable[..., object], options: Mapping[str, object], rules: Sequence[Rule]
+    ) -> Tool:
+        merged, origins = laid_out(name, options, self._config.tools, rules)
+        try:
+            return compile_tool(name, function, merged, self.options, Context, self.options.pools)
+        except PolicyError as wrong:
+            raise blame(wrong, origins) from None
+
+    def _add_tool_pool(self, tool: Tool) -> None:
         if tool.policy.max_concurrency is not None:
-            core.gate.ledger.add_pool(
+            self._core.gate.ledger.add_pool(
                 LedgerPool(
                     f"tool:{tool.name}",
                     f"limit of tool {tool.name}",
@@ -546,9 +575,39 @@ class Tower:
                     enforced=self._enforced,
                 )
             )
-        core.add_tool(tool)
-        for state in list(self._runs.values()):
-            core.widen(state)
+
+    def policy(self, pattern: str, **options: object) -> None:
+        """Options for tools by pattern: `tower.policy("crm_*", pools=["crm"], timeout=5)`.
+
+        It holds for tools declared before and after. What is given at a tool wins over it, it wins over the file. Of
+        several that match a tool the most specific one wins, for each option by itself: an exact name before a pattern,
+        then the pattern with more literal characters, then the later one. `independent` and what a tool touches are one
+        question, which the stronger answers.
+
+        Args:
+            pattern: a tool's name, or a pattern with `*`, `?` and `[...]`.
+            options: those of `tool`, without `name` and `schema`.
+
+        Raises:
+            PolicyError: an option that is wrong, by itself or for a tool that is declared already; or one of these
+                tools may be at work: runs are open. Nothing was changed.
+        """
+        rules = (*self._rules, rule(pattern, options))
+        check_rules(rules[-1:], self.options)
+        core = self._core
+        changed = [self._compiled(name, *self._declared[name], rules) for name in core.tools if rules[-1].fits(name)]
+        with core.lock:
+            ledger = core.gate.ledger
+            if changed and (self._runs or ledger.pools["process"].held):
+                raise PolicyError(
+                    f"policy {pattern!r}: runs are open, and {changed[0].name!r} is declared already; "
+                    "say it before the first run"
+                )
+            for tool in changed:
+                ledger.drop_pool(f"tool:{tool.name}")
+                self._add_tool_pool(tool)
+                core.put_tool(tool)
+            self._rules = rules
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -633,7 +692,7 @@ class Tower:
             limit = NEVER if deadline is None else instant_of(deadline, core.now())
         except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
-        window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
+        window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
         with core.lock:
             self._run_count += 1
@@ -655,7 +714,7 @@ class Tower:
             self._runs[number] = state
             ledger = core.gate.ledger
             ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run", enforced=self._enforced))
-            for name, pool in self.policy.pools.items():
+            for name, pool in self.options.pools.items():
                 if pool.scope != "process":
                     key = pool_key(name, pool.scope, state)
                     ledger.add_pool(
@@ -694,7 +753,7 @@ class Tower:
                 core.gate.close_flow(state.flow)
             self._stale.add(f"run:{state.number}")
             tenants = {other.tenant for other in self._runs.values()}
-            for name, pool in self.policy.pools.items():
+            for name, pool in self.options.pools.items():
                 if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
                     self._stale.add(pool_key(name, pool.scope, state))
             self._sweep()
@@ -777,7 +836,7 @@ class Tower:
         Args:
             timeout: the longest wait in seconds; default: the tower's `grace`.
         """
-        return self._courier.flush(self.policy.grace if timeout is None else seconds("timeout", timeout, zero=True))
+        return self._courier.flush(self.options.grace if timeout is None else seconds("timeout", timeout, zero=True))
 
     async def aclose(self, grace: float | None = None) -> None:
         """End the tower: runs are closed, what is at work is cancelled, observers are served to the end.
@@ -833,6 +892,25 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
+    """Fill in, from the environment and the file, the options that were not given as arguments.
+
+    The signature keeps the defaults that hold where no place gives an option; only out here can be seen whether an
+    argument was given that equals its default.
+    """
+
+    @wraps(init)
+    def filled(self: Tower, config: Source | None = None, **given: object) -> None:
+        read, options = settled(config, given)
+        cast("Callable[..., None]", init)(self, read, **options)
+
+    return cast("Callable[P, None]", filled)
+
+
+# After the class, where the type checker has learned the attributes from the plain function.
+Tower.__init__ = _from_all_places(Tower.__init__)  # type: ignore[method-assign]
 
 
 def _is_plain(call: Call) -> bool:
