@@ -110,6 +110,7 @@ def test_messages_are_bounded() -> None:
     """A huge or strange value is not printed whole; objects by their type only."""
     assert len(refusal(lambda: whole("x", "y" * 10_000))) < 200
     assert "SECRET" not in refusal(lambda: whole("x", {"key": "SECRET"}))
+    assert refusal(lambda: whole("x", -(10**30))).endswith("got a number of more than 20 digits")
 
 
 def test_unknown_options_are_told_the_near_one() -> None:
@@ -209,6 +210,7 @@ def test_what_a_tool_is_by_default() -> None:
     """API: nothing given: one permit, waits as the tower does, a task of its own; None means not given."""
     made = policy(timeout=None, pools=None, read_only=None)
     assert made == ToolPolicy(name="tool")
+    assert policy(encode=str, description="d") == ToolPolicy(name="tool", encode=str, description="d")
     assert (made.weight, made.own_task, made.pools, made.when_busy) == (1, True, (), None)
     assert not made.declares_access
 

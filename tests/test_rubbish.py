@@ -144,6 +144,19 @@ TOOL_OPTIONS = [
 
 
 @each
+def test_rules_of_a_tower(rubbish: Any) -> None:
+    """R-51: what stands in a mapping in a file's place, and what is said by pattern, is checked."""
+    for key in ("timeout", "pools", "tools", rubbish if isinstance(rubbish, str) else "x"):
+        taken(lambda key=key: Tower({key: rubbish}), "config")  # type: ignore[misc]
+        taken(lambda key=key: Tower({"pools": {"a": 1}, "tools": {"x*": {key: rubbish}}}), "config")  # type: ignore[misc]
+        taken(lambda key=key: Tower({"pools": {"a": {key: rubbish}}}), "config")  # type: ignore[misc]
+    taken(lambda: Tower({"pools": {"a": rubbish}}), "pools.a")
+    taken(lambda: Tower().policy(rubbish), "policy")
+    for option in [*TOOL_OPTIONS, "x"]:
+        taken(lambda option=option: made().policy("p*", **{option: rubbish}), option)  # type: ignore[misc]
+
+
+@each
 @pytest.mark.parametrize("option", TOOL_OPTIONS)
 def test_options_of_a_tool(option: str, rubbish: Any) -> None:
     """R-51: each option of a tool is checked, or the tool can be described, called and answered."""

@@ -21,7 +21,6 @@ Not here: what options mean (policy), which of them a tower takes while it runs 
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -86,7 +85,6 @@ _WILD: Final = re.compile(r"\[[^\]]+\]|[*?]")
 _OPENING: Final = re.compile(r"\$(\$?)\{([^{}]*\}?)")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0": False}
-_log: Final = logging.getLogger("towerman")
 
 
 # -------------------------------------------------------------------------------------------- rules for tools
@@ -309,7 +307,8 @@ class _Reader:
         if isinstance(key, str) and key in known:
             return True
         if not isinstance(key, str):
-            self._faults.append(f"{path}a key of type {type(key).__name__[:80]}; keys are text")
+            place = f"{path[:-1]}: " if path else ""
+            self._faults.append(f"{place}a key of type {type(key).__name__[:80]}; keys are text")
             return False
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
@@ -340,8 +339,13 @@ class _Reader:
                 wrong = next(item for item in listed if not isinstance(item, str))
                 raise PolicyError(f"{path}: {kind.allowed}; it holds {shown(wrong)}")
             value = tuple(listed)
-        if isinstance(kind, Templates) and (not isinstance(value, str | tuple) or not all(map(_says, _several(value)))):
-            raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
+        if isinstance(kind, Templates):
+            if not isinstance(value, str | tuple):
+                raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
+            if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
+                raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
+        if isinstance(kind, Flag) and not isinstance(value, bool):
+            raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
         return MappingProxyType(checked) if isinstance(checked, dict) else checked
 
@@ -427,14 +431,6 @@ class _Reader:
         return rules
 
 
-def _several(value: object) -> Sequence[object]:
-    return (value,) if isinstance(value, str) else cast("Sequence[object]", value) or ("",)
-
-
-def _says(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
 def _from_outside(text: str) -> bool:
     return any(not match[1] for match in _OPENING.finditer(text))
 
@@ -463,11 +459,14 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def _doubt(name: str, known: Sequence[str]) -> None:
+    import logging
     from difflib import get_close_matches
 
     near = get_close_matches(name[:80], known, 1, cutoff=0.9)
     if near:
-        _log.warning("the environment variable %s is none of Towerman's; did you mean %s?", name[:80], near[0])
+        logging.getLogger("towerman").warning(
+            "the environment variable %s is none of Towerman's; did you mean %s?", name[:80], near[0]
+        )
 
 
 def _read(name: str, kind: Kind, text: str) -> object:

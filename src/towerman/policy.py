@@ -293,7 +293,7 @@ class Shares:
         if isinstance(value, str):
             return {value: 1}
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            return {key: whole(f"{where}.{key}", units) for key, units in value.items()}
+            return {key: whole(f"{where}.{key[:80]}", units) for key, units in value.items()}
         if isinstance(value, Sequence) and all(isinstance(key, str) for key in value):
             return dict.fromkeys(value, 1)
         raise _say(where, value, self.allowed)

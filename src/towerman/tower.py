@@ -610,6 +610,11 @@ class Tower:
             self._rules = rules
 
     @property
+    def config(self) -> str | None:
+        """The path of the file that was read when the tower was made, or None."""
+        return self._config.path
+
+    @property
     def tools(self) -> tuple[str, ...]:
         """Names of the declared tools, in the order of declaration."""
         return tuple(self._core.tools)

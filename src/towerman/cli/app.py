@@ -159,6 +159,10 @@ def run(
             help="Where the tools are: an importable module (also in the current folder) and the Tower in it.",
         ),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made."),
+    ] = None,
     format: Annotated[
         Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
     ] = None,
@@ -184,7 +188,7 @@ def run(
         for_program = as_json or not sys.stdout.isatty()
         face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
         stack.enter_context(face)
-        tower = load_tower(tools)
+        tower = load_tower(tools, None if config is None else str(config))
         recorders = _recorders(stack, trace)
         from towerman.cli.work import perform
 
@@ -209,6 +213,18 @@ def _verdict(name: str, batch: Batch, result: BatchResult | None, interrupted: b
     if bad:
         complain(f"{bad} of {len(result)} calls did not end ok")
         return NOT_OK
+    return OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def schema(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, as is done anyway.")] = False,
+) -> int:
+    """Print the JSON schema of towerman.toml, for editors."""
+    from towerman.cli.show import write_json
+    from towerman.config import schema as made
+
+    write_json(made())
     return OK
 
 
