@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import ClassVar, Final, Literal, Protocol, cast, get_args
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 from towerman.calls import Result
 from towerman.errors import PolicyError
@@ -181,8 +181,7 @@ class Kind(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(NamedTuple):
     """A whole number."""
 
     least: int = 1
@@ -197,8 +196,7 @@ class Whole:
         return whole(where, value, least=self.least)
 
 
-@dataclass(frozen=True, slots=True)
-class Seconds:
+class Seconds(NamedTuple):
     """A length of time."""
 
     zero: bool = False
@@ -213,10 +211,10 @@ class Seconds:
         return seconds(where, value, zero=self.zero)
 
 
-@dataclass(frozen=True, slots=True)
 class Flag:
     """Yes or no."""
 
+    __slots__ = ()
     allowed: ClassVar[str] = "True or False"
 
     def check(self, where: str, value: object) -> object:
@@ -224,8 +222,7 @@ class Flag:
         return flag(where, value)
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """One of the words of a Literal."""
 
     literal: object
@@ -245,10 +242,10 @@ class Word:
         return word(where, value, self.literal)
 
 
-@dataclass(frozen=True, slots=True)
 class Text:
     """Any text."""
 
+    __slots__ = ()
     allowed: ClassVar[str] = "text"
 
     def check(self, where: str, value: object) -> object:
@@ -258,10 +255,10 @@ class Text:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Function:
     """A function of the handler's value."""
 
+    __slots__ = ()
     allowed: ClassVar[str] = "a function of the handler's value"
 
     def check(self, where: str, value: object) -> object:
@@ -271,10 +268,10 @@ class Function:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Templates:
     """Resources. They are checked where they are compiled, against the arguments of the tool (access)."""
 
+    __slots__ = ()
     allowed: ClassVar[str] = "a template such as 'ticket:{id}', or a list of them"
 
     def check(self, where: str, value: object) -> object:
@@ -282,10 +279,10 @@ class Templates:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class Shares:
     """Permits of named pools. That the pools exist and are large enough is checked against the tower's."""
 
+    __slots__ = ()
     allowed: ClassVar[str] = "a list of pool names or a mapping of name to permits"
 
     def check(self, where: str, value: object) -> object:
@@ -299,8 +296,7 @@ class Shares:
         raise _say(where, value, self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
     kind: Kind
