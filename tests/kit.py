@@ -515,11 +515,11 @@ def whole_again(tower: Tower) -> None:
 async def retake(tower: Tower) -> None:
     """Calls take the whole capacity at once: they meet inside, which they cannot when a permit was lost (R-48)."""
     number = len(tower.tools)
-    limit = tower.policy.max_concurrency
+    limit = tower.options.max_concurrency
     inside = 0
     all_in = asyncio.Event()
     whole: dict[str, int] = {
-        name: pool.permits - pool.reserve for name, pool in tower.policy.pools.items() if pool.scope == "process"
+        name: pool.permits - pool.reserve for name, pool in tower.options.pools.items() if pool.scope == "process"
     }
 
     async def probe() -> int:
@@ -538,7 +538,7 @@ async def retake(tower: Tower) -> None:
     tower._closed = False
     try:
         async with tower.run(max_concurrency=limit) as run:
-            most = tower.policy.max_calls_per_batch
+            most = tower.options.max_calls_per_batch
             calls = [Call(f"probe-{number}-pools", {})] + [Call(f"probe-{number}", {})] * (limit - 1)
             batches = [calls[start : start + most] for start in range(0, limit, most)]
             done = await asyncio.gather(*(run.execute(batch) for batch in batches))

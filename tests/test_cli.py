@@ -135,7 +135,7 @@ def test_help_names_the_commands_and_the_exit_codes(capsys: pytest.CaptureFixtur
     """`towerman --help` lists what there is and what the exit codes mean."""
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("demo", "run", "trace", "Exit code 0", "130"):
+    for word in ("demo", "run", "schema", "trace", "Exit code 0", "130"):
         assert word in out
 
 
@@ -143,7 +143,8 @@ def test_help_names_the_commands_and_the_exit_codes(capsys: pytest.CaptureFixtur
     ("command", "words"),
     [
         ("demo", ["--json", "--format", "--keep", "--trace", "exit code is 0 when every call ends as promised"]),
-        ("run", ["CALLS", "--tools", "--format", "--trace", "--json", "Ctrl-C"]),
+        ("run", ["CALLS", "--tools", "--config", "--format", "--trace", "--json", "Ctrl-C"]),
+        ("schema", ["--json", "JSON schema of towerman.toml"]),
         ("trace", ["FILE", "--json", "passed over"]),
     ],
 )
@@ -749,6 +750,65 @@ def test_tools_may_be_named_by_file_and_by_default(desk: Path, capsys: pytest.Ca
         code, messages, _ = run_json("calls.json", "--tools", spec, capsys=capsys)
         assert (code, messages[0]["content"]) == (0, "2")
         capsys.readouterr()
+
+
+def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """API section 7: `towerman schema` prints the JSON schema of towerman.toml, with --json or without."""
+    assert main(["schema"]) == 0
+    plain = capsys.readouterr().out
+    assert json.loads(plain)["title"] == "towerman.toml"
+    assert main(["schema", "--json"]) == 0
+    assert capsys.readouterr().out == plain
+
+
+def test_run_reads_the_named_file(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """API section 7: `--config F` is the file of the tower that the tools make; the environment is left as it was."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4})))
+    (desk / "towerman.toml").write_text("max_calls_per_batch = 1\n")
+    assert main(["run", "calls.json", "--tools", "my_tools:tower", "--config", "towerman.toml"]) == 1
+    out, err = capsys.readouterr()
+    assert len(json.loads(out)) == 2
+    assert "1 of 2 calls did not end ok" in err
+    assert "TOWERMAN_CONFIG" not in os.environ
+
+
+def test_run_keeps_the_variable_that_names_a_file(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """API section 7: `--config` wins over TOWERMAN_CONFIG, which is as before afterwards."""
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 2})))
+    (desk / "towerman.toml").write_text("grace = 1\n")
+    monkeypatch.setenv("TOWERMAN_CONFIG", "no.toml")
+    assert main(["run", "calls.json", "--tools", "my_tools:tower", "--config", "towerman.toml"]) == 0
+    assert os.environ["TOWERMAN_CONFIG"] == "no.toml"
+    capsys.readouterr()
+
+
+def test_a_wrong_configuration_is_one_line_and_exit_2(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """API section 7: a file with mistakes, one that is not there, and one that the tower does not read are told by
+    name on one line, and nothing runs.
+    """
+    (desk / "calls.json").write_text(calls(("add", {"a": 1, "b": 2})))
+    (desk / "bad.toml").write_text("timeout = 0\n[pools.crm]\npermit = 2\n")
+    (desk / "good.toml").write_text("grace = 1\n")
+    (desk / "own_tools.py").write_text(TOOLS.replace("Tower(", 'Tower({"grace": 2}, '))
+    for tools, config, expected in (
+        (
+            "my_tools",
+            "bad.toml",
+            "towerman: --config: bad.toml: 3 mistakes: - timeout: seconds, more than 0; got 0 - po",
+        ),
+        ("my_tools", "no.toml", "towerman: --config: config 'no.toml': there is no such file"),
+        (
+            "own_tools",
+            "good.toml",
+            "towerman: --config good.toml: not read, for the tower in own_tools has a config= of",
+        ),
+    ):
+        assert main(["run", "calls.json", "--tools", tools, "--config", config]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(expected)
 
 
 def test_run_records_a_trace_that_can_be_drawn(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 How a page is read. Its blocks run from top to bottom in one namespace, in a folder of its own.
 
 - ```python            is executed; an ```output block right after it is what it printed, to the character.
-- ```python title="x"  is written to the file x instead (so is ```json with a title).
+- ```python title="x"  is written to the file x instead (so is ```json or ```toml with a title).
 - ```console           each line `$ towerman ...` is run; it must succeed, unless `$ echo $?` and a number follow.
                        Each `$ make ...` must name a target that there is.
 - a python block that cannot run stands behind `<!-- no-run: the reason -->`.
@@ -30,7 +30,7 @@ from conftest import ROOT
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
-LANGUAGES = {"python", "output", "console", "json", "text"}
+LANGUAGES = {"python", "output", "console", "json", "text", "toml"}
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL)
 INFO = re.compile(r'(?P<language>\w+)(?: title="(?P<title>[^"]+)")?$')

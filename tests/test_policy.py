@@ -110,6 +110,7 @@ def test_messages_are_bounded() -> None:
     """A huge or strange value is not printed whole; objects by their type only."""
     assert len(refusal(lambda: whole("x", "y" * 10_000))) < 200
     assert "SECRET" not in refusal(lambda: whole("x", {"key": "SECRET"}))
+    assert refusal(lambda: whole("x", -(10**30))).endswith("got a number of more than 20 digits")
 
 
 def test_unknown_options_are_told_the_near_one() -> None:
@@ -171,7 +172,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_queued": -1}, "tool 'tool': max_queued: a whole number, 0 or more"),
     ({"max_result_bytes": 10}, f"tool 'tool': max_result_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"when_busy": "queue"}, "tool 'tool': when_busy: one of 'wait', 'reject'"),
-    ({"run_in": "process"}, "tool 'tool': run_in: one of 'loop', 'thread', 'process'"),
+    ({"run_in": "elsewhere"}, "tool 'tool': run_in: one of 'loop', 'thread', 'process'"),
     ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'background' (did you mean 'read'?)"),
     ({"encode": "json"}, "tool 'tool': encode: a function of the handler's value"),
     ({"summarize": 5}, "tool 'tool': summarize: a function of the handler's value"),
@@ -209,6 +210,7 @@ def test_what_a_tool_is_by_default() -> None:
     """API: nothing given: one permit, waits as the tower does, a task of its own; None means not given."""
     made = policy(timeout=None, pools=None, read_only=None)
     assert made == ToolPolicy(name="tool")
+    assert policy(encode=str, description="d") == ToolPolicy(name="tool", encode=str, description="d")
     assert (made.weight, made.own_task, made.pools, made.when_busy) == (1, True, (), None)
     assert not made.declares_access
 
@@ -320,5 +322,5 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_wait, made.timeout, made.grace, made.max_queued) == (30.0, 300.0, 5.0, 1000)
     assert (made.on_excess, made.undeclared, made.when_busy, made.on_orphan) == ("tell", "ordered", "wait", "hold")
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
-    assert Tower().policy == made
+    assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

@@ -8,6 +8,7 @@ deep, never a hang, never a call without its result.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,7 @@ def one_batch(tower: Tower, calls: object, **options: Any) -> Any:
 
 
 @each
-@pytest.mark.parametrize("option", sorted(set(Tower.__init__.__kwdefaults__) - {"_clock"}))
+@pytest.mark.parametrize("option", sorted(set(inspect.signature(Tower).parameters) - {"_clock"}))
 def test_options_of_a_tower(option: str, rubbish: Any) -> None:
     """R-51: each option of a tower is checked, or it is one that works."""
     if taken(lambda: Tower(**{option: rubbish}), option):
@@ -140,6 +141,19 @@ TOOL_OPTIONS = [
     "run_in",
     "own_task",
 ]
+
+
+@each
+def test_rules_of_a_tower(rubbish: Any) -> None:
+    """R-51: what stands in a mapping in a file's place, and what is said by pattern, is checked."""
+    for key in ("timeout", "pools", "tools", rubbish if isinstance(rubbish, str) else "x"):
+        taken(lambda key=key: Tower({key: rubbish}), "config")  # type: ignore[misc]
+        taken(lambda key=key: Tower({"pools": {"a": 1}, "tools": {"x*": {key: rubbish}}}), "config")  # type: ignore[misc]
+        taken(lambda key=key: Tower({"pools": {"a": {key: rubbish}}}), "config")  # type: ignore[misc]
+    taken(lambda: Tower({"pools": {"a": rubbish}}), "pools.a")
+    taken(lambda: Tower().policy(rubbish), "policy")
+    for option in [*TOOL_OPTIONS, "x"]:
+        taken(lambda option=option: made().policy("p*", **{option: rubbish}), option)  # type: ignore[misc]
 
 
 @each

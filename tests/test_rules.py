@@ -231,7 +231,7 @@ def test_s2_run_time_counts_from_the_first_line(kind: str, stage: Stage) -> None
 
 def test_s2_defaults() -> None:
     """S2, API: `max_wait` 30 s, `timeout` 300 s, `grace` 5 s."""
-    policy = Tower().policy
+    policy = Tower().options
     assert (policy.max_wait, policy.timeout, policy.grace) == (30, 300, 5)
 
 
@@ -600,7 +600,7 @@ def test_g3_no_limit_is_exceeded_and_no_capacity_lost(seed: int) -> None:
         async def work(how: str, seconds: float, key: str) -> None:
             for pool in pools:
                 inside[pool] += 1
-                assert inside[pool] <= limits[pool] or tower.policy.on_orphan == "release"
+                assert inside[pool] <= limits[pool] or tower.options.on_orphan == "release"
             try:
                 if how == "deaf":
                     await stage.stubborn("deaf", seconds + 5)

@@ -4,9 +4,14 @@ Theory. Every option has one meaning, one default and one place where it is chec
 names the option, what was given, what is allowed and the fix, and it comes when the tool or tower is made, never with
 a call.
 
-House rules. Frozen data; no behaviour beyond checking and explaining itself.
+The options are declared in three tables, `TOWER`, `POOL` and `TOOL`: a kind, which knows what is allowed, and a
+sentence. What is checked in code, read from a file or the environment, and printed as JSON schema all comes from them.
 
-Not here: resource templates (access), argument schemas (arguments), what is held (ledger).
+House rules. Frozen data; no behaviour beyond checking and explaining itself. Text that came out of the environment is
+a `FromEnvironment`, which no message and no `repr` shows.
+
+Not here: where options come from besides the code (config), resource templates (access), argument schemas (arguments),
+what is held (ledger).
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Final, Literal, TypeVar, cast, get_args
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 from towerman.calls import Result
 from towerman.errors import PolicyError
@@ -61,8 +66,39 @@ MOST_SECONDS: Final = 1e15
 """Seconds that no option reaches: more is a mistake, or a number that no clock can be added to."""
 
 
+VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+"""How a variable of the environment is written in a text: `${NAME}`."""
+
+
+class FromEnvironment(str):
+    """Text with values of environment variables put in. It is the text; what is shown of it is how it was written.
+
+    Args:
+        value: the text.
+        told: the same with `${NAME}` where a value stands.
+    """
+
+    told: str
+
+    def __new__(cls, value: str, told: str) -> FromEnvironment:
+        """The text, with what may be shown of it."""
+        made = super().__new__(cls, value)
+        made.told = told
+        return made
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The names of the variables in it."""
+        return tuple(dict.fromkeys(VARIABLE.findall(self.told)))
+
+    def __repr__(self) -> str:
+        return repr(self.told)
+
+
 def shown(given: object) -> str:
     """An option's wrong value for a message: short ones as they are, of others the type. It never fails."""
+    if isinstance(given, FromEnvironment):
+        return f"a text with {', '.join(given.variables)} of the environment, which is not shown"
     if isinstance(given, int) and abs(given) >= 10**20:
         return "a number of more than 20 digits"
     if type(given) in (str, int, float, bool) or given is None:
@@ -77,7 +113,7 @@ def _say(where: str, given: object, allowed: str) -> PolicyError:
 def whole(where: str, value: object, *, least: int = 1) -> int:
     """An integer of at least `least`; no boolean, no fraction (R-51)."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise _say(where, value, f"a whole number, {least} or more")
+        raise _say(where, value, Whole(least).allowed)
     return value
 
 
@@ -86,27 +122,24 @@ def seconds(where: str, value: object, *, zero: bool = False) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST_SECONDS < value < MOST_SECONDS:
         raise _say(where, value, "a finite number of seconds")
     if value < 0 or (value == 0 and not zero):
-        raise _say(where, value, "seconds, 0 or more" if zero else "seconds, more than 0")
+        raise _say(where, value, Seconds(zero).allowed)
     return float(value)
 
 
 def flag(where: str, value: object) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        raise _say(where, value, "True or False")
+        raise _say(where, value, Flag.allowed)
     return value
-
-
-_WordT = TypeVar("_WordT")
 
 
 def word(where: str, value: object, allowed: object) -> str:
     """One of the words of a Literal."""
     words = cast("tuple[str, ...]", get_args(allowed))
     if not isinstance(value, str) or value not in words:
-        near = get_close_matches(value, words, 1) if isinstance(value, str) else []
+        near = get_close_matches(value, words, 1) if type(value) is str else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise _say(where, value, f"one of {', '.join(map(repr, words))}{hint}")
+        raise _say(where, value, f"{Word(allowed).allowed}{hint}")
     return value
 
 
@@ -117,13 +150,157 @@ def name_of(where: str, value: object) -> str:
     return value
 
 
+def nearest(key: str, known: Sequence[str]) -> str:
+    """The nearest of the known names as a hint, or all of them."""
+    near = get_close_matches(key[:80], known, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+
+
 def only_known(where: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse unknown option names and name the nearest right one."""
     for key in given:
         if key not in known:
-            near = get_close_matches(key, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
-            raise PolicyError(f"{where}: no option {key!r}{hint}")
+            raise PolicyError(f"{where}: no option {shown(key)}{nearest(key, known)}")
+
+
+# -------------------------------------------------------------------------------------------- kinds of options
+
+
+class Kind(Protocol):
+    """What an option may be."""
+
+    @property
+    def allowed(self) -> str:
+        """The same in words."""
+
+    def check(self, where: str, value: object) -> object:
+        """The value, as it is kept.
+
+        Raises:
+            PolicyError: it is not allowed; the message begins with `where`.
+        """
+
+
+class Whole(NamedTuple):
+    """A whole number."""
+
+    least: int = 1
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"a whole number, {self.least} or more"
+
+    def check(self, where: str, value: object) -> object:
+        """No boolean, no fraction."""
+        return whole(where, value, least=self.least)
+
+
+class Seconds(NamedTuple):
+    """A length of time."""
+
+    zero: bool = False
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return "seconds, 0 or more" if self.zero else "seconds, more than 0"
+
+    def check(self, where: str, value: object) -> object:
+        """A finite number."""
+        return seconds(where, value, zero=self.zero)
+
+
+class Flag:
+    """Yes or no."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True or False"
+
+    def check(self, where: str, value: object) -> object:
+        """Nothing that passes for it."""
+        return flag(where, value)
+
+
+class Word(NamedTuple):
+    """One of the words of a Literal."""
+
+    literal: object
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words."""
+        return cast("tuple[str, ...]", get_args(self.literal))
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"one of {', '.join(map(repr, self.words))}"
+
+    def check(self, where: str, value: object) -> object:
+        """With the near one in the message."""
+        return word(where, value, self.literal)
+
+
+class Text:
+    """Any text."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "text"
+
+    def check(self, where: str, value: object) -> object:
+        """Of type str."""
+        if not isinstance(value, str):
+            raise _say(where, value, self.allowed)
+        return value
+
+
+class Function:
+    """A function of the handler's value."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "a function of the handler's value"
+
+    def check(self, where: str, value: object) -> object:
+        """It can be called."""
+        if not callable(value):
+            raise _say(where, value, self.allowed)
+        return value
+
+
+class Templates:
+    """Resources. They are checked where they are compiled, against the arguments of the tool (access)."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "a template such as 'ticket:{id}', or a list of them"
+
+    def check(self, where: str, value: object) -> object:
+        """As it is."""
+        return value
+
+
+class Shares:
+    """Permits of named pools. That the pools exist and are large enough is checked against the tower's."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "a list of pool names or a mapping of name to permits"
+
+    def check(self, where: str, value: object) -> object:
+        """A mapping of name to permits."""
+        if isinstance(value, str):
+            return {value: 1}
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return {key: whole(f"{where}.{key[:80]}", units) for key, units in value.items()}
+        if isinstance(value, Sequence) and all(isinstance(key, str) for key in value):
+            return dict.fromkeys(value, 1)
+        raise _say(where, value, self.allowed)
+
+
+class Option(NamedTuple):
+    """One declared option: what it may be, and what it is for."""
+
+    kind: Kind
+    says: str
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -150,16 +327,38 @@ class Pool:
     reserve: int = 0
 
     def __post_init__(self) -> None:
-        whole("Pool.permits", self.permits)
-        if self.max_queued is not None:
-            whole("Pool.max_queued", self.max_queued, least=0)
-        word("Pool.scope", self.scope, Scope)
-        whole("Pool.reserve", self.reserve, least=0)
-        if self.reserve >= self.permits:
-            raise PolicyError(
-                f"Pool.reserve: below permits ({self.permits}), or runs of priority 0 could never start; "
-                f"got {shown(self.reserve)}"
-            )
+        for key, option in POOL.items():
+            value = getattr(self, key)
+            if key != "max_queued" or value is not None:
+                option.kind.check(f"Pool.{key}", value)
+        check_reserve("Pool.reserve", self.reserve, self.permits)
+
+
+POOL: Final[Mapping[str, Option]] = {
+    "permits": Option(Whole(), "places in it"),
+    "max_queued": Option(Whole(0), "how many calls may wait for it; not given: only the tower's bound counts"),
+    "scope": Option(
+        Word(Scope), "whom it counts for: all runs of the process, the runs of one tenant together, each run alone"
+    ),
+    "reserve": Option(Whole(0), "permits kept for runs of a priority above 0; below permits"),
+}
+"""The options of a pool."""
+
+
+def check_reserve(where: str, reserve: int, permits: int) -> None:
+    """Refuse a reserve that leaves nothing to the others."""
+    if reserve >= permits:
+        raise PolicyError(
+            f"{where}: below permits ({permits}), or runs of priority 0 could never start; got {shown(reserve)}"
+        )
+
+
+def pool_name(where: str, name: object) -> str:
+    """A name that a pool may have: none of Towerman's own."""
+    checked = name_of(where, name)
+    if checked in RESERVED_POOLS:
+        raise PolicyError(f"{where}.{checked}: this name is taken by Towerman's own limit; choose another")
+    return checked
 
 
 def pools_of(given: object) -> dict[str, Pool]:
@@ -170,9 +369,7 @@ def pools_of(given: object) -> dict[str, Pool]:
         raise PolicyError('pools: a mapping of name to permits or Pool, for example {"crm": 2}')
     out: dict[str, Pool] = {}
     for key, value in given.items():
-        name = name_of("pools", key)
-        if name in RESERVED_POOLS:
-            raise PolicyError(f"pools.{name}: this name is taken by Towerman's own limit; choose another")
+        name = pool_name("pools", key)
         out[name] = value if isinstance(value, Pool) else Pool(whole(f"pools.{name}", value))
     return out
 
@@ -226,6 +423,97 @@ class ToolPolicy:
 
 TOOL_OPTIONS: Final = tuple(field.name for field in fields(ToolPolicy))
 
+TOOL: Final[Mapping[str, Option]] = {
+    "description": Option(Text(), "what the model is told of it; default: the docstring's text"),
+    "reads": Option(Templates(), 'resources that it reads: templates over its arguments, such as "file:{path}"'),
+    "writes": Option(Templates(), "resources that it may change"),
+    "independent": Option(Flag(), "it touches nothing that calls share (says nothing about effects)"),
+    "sequential": Option(Flag(), "alone (beside independent calls only) and in emitted order within its run"),
+    "only_call": Option(Flag(), "may not share a batch with other calls"),
+    "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
+    "idempotent": Option(Flag(), "repeating it is harmless"),
+    "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
+    "weight": Option(Whole(), "permits of the process-wide limit"),
+    "max_concurrency": Option(Whole(), "a limit of this tool's own"),
+    "timeout": Option(Seconds(), "seconds one call may run"),
+    "max_wait": Option(Seconds(), "seconds one call may wait"),
+    "max_queued": Option(Whole(0), "calls of this tool that may wait"),
+    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
+    "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
+    "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
+    "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
+    "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
+    "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
+}
+"""The options of a tool."""
+
+
+def tool_options(where: str, options: Mapping[str, object], known: Sequence[str] = tuple(TOOL)) -> dict[str, object]:
+    """Check options of tools, each by itself and beside the others.
+
+    Args:
+        where: begins the messages.
+        options: by name; None means "not given".
+        known: the names that may be given.
+
+    Returns:
+        What was given, a preset written out.
+
+    Raises:
+        PolicyError: naming the option and the fix.
+    """
+    only_known(where, options, known)
+    given = {key: TOOL[key].kind.check(f"{where}: {key}", value) for key, value in options.items() if value is not None}
+    check_contradictions(where, given)
+    return with_preset(given)
+
+
+def with_preset(given: Mapping[str, object]) -> dict[str, object]:
+    """Options with their preset, a known one, written out; what is given beside it wins."""
+    preset = given.get("preset")
+    beside = {key: value for key, value in given.items() if key != "preset"}
+    return beside if preset is None else {**PRESETS[cast("str", preset)], **beside}
+
+
+def check_contradictions(where: str, given: Mapping[str, object]) -> None:
+    """Refuse checked options that cannot both be meant."""
+    touches = given.get("reads") is not None or given.get("writes") is not None or given.get("sequential")
+    if given.get("independent") and touches:
+        raise PolicyError(f"{where}: independent=True contradicts reads, writes and sequential; leave one of them out")
+    if given.get("read_only") and given.get("writes") is not None:
+        raise PolicyError(f"{where}: read_only=True contradicts writes; a tool that writes has an effect")
+
+
+def check_limits(where: str, given: Mapping[str, object], pools: Mapping[str, Pool], max_concurrency: int) -> None:
+    """Refuse checked options of tools that the tower's limits could never serve.
+
+    Args:
+        where: begins the messages.
+        given: checked options by name.
+        pools: the tower's pools by name.
+        max_concurrency: permits of the process-wide limit, which a weight may not exceed.
+    """
+    weight = cast("int", given.get("weight", 1))
+    if weight > max_concurrency:
+        raise PolicyError(
+            f"{where}: weight {shown(weight)} is more than the tower's max_concurrency {max_concurrency}: "
+            "it could never run"
+        )
+    for key, units in cast("Mapping[str, int]", given.get("pools", {})).items():
+        pool = pools.get(key)
+        if pool is None:
+            if isinstance(key, FromEnvironment):
+                raise PolicyError(f"{where}: no pool {shown(key)}; known: {', '.join(sorted(pools)) or 'none'}")
+            near = get_close_matches(key, pools, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f'declare it: Tower(pools={{"{key[:40]}": 4}})'
+            raise PolicyError(f"{where}: no pool {shown(key)}; {hint}")
+        if units > pool.permits - pool.reserve:
+            raise PolicyError(
+                f"{where}: pools.{key}: {shown(units)} permits of a pool that has {pool.permits}"
+                f"{f' less {pool.reserve} in reserve' if pool.reserve else ''}: it could never run"
+            )
+
 
 def tool_policy(
     name: str, options: Mapping[str, object], pools: Mapping[str, Pool], *, max_concurrency: int
@@ -242,67 +530,10 @@ def tool_policy(
         PolicyError: naming the tool, the option and the fix.
     """
     where = f"tool {name_of('tool name', name)!r}"
-    only_known(where, options, [*TOOL_OPTIONS, "preset"])
-    given = {key: value for key, value in options.items() if value is not None}
-    preset = given.pop("preset", None)
-    if preset is not None:
-        given = {**PRESETS[word(f"{where}: preset", preset, Preset)], **given}
-    for key in ("independent", "sequential", "only_call", "read_only", "idempotent", "own_task"):
-        if key in given:
-            flag(f"{where}: {key}", given[key])
-    for key in ("timeout", "max_wait"):
-        if key in given:
-            given[key] = seconds(f"{where}: {key}", given[key])
-    if "weight" in given and whole(f"{where}: weight", given["weight"]) > max_concurrency:
-        raise PolicyError(
-            f"{where}: weight {shown(given['weight'])} is more than the tower's max_concurrency {max_concurrency}: "
-            "it could never run"
-        )
-    if "max_concurrency" in given:
-        whole(f"{where}: max_concurrency", given["max_concurrency"])
-    if "max_queued" in given:
-        whole(f"{where}: max_queued", given["max_queued"], least=0)
-    if "max_result_bytes" in given:
-        whole(f"{where}: max_result_bytes", given["max_result_bytes"], least=MIN_RESULT_BYTES)
-    if "when_busy" in given:
-        word(f"{where}: when_busy", given["when_busy"], WhenBusy)
-    if "run_in" in given:
-        word(f"{where}: run_in", given["run_in"], RunIn)
-    for key in ("encode", "summarize"):
-        if key in given and not callable(given[key]):
-            raise _say(f"{where}: {key}", given[key], "a function of the handler's value")
-    if "description" in given and not isinstance(given["description"], str):
-        raise _say(f"{where}: description", given["description"], "text")
-    given["pools"] = _tool_pools(where, given.get("pools", ()), pools)
-    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
-    if policy.independent and (policy.reads is not None or policy.writes is not None or policy.sequential):
-        raise PolicyError(f"{where}: independent=True contradicts reads, writes and sequential; leave one of them out")
-    if policy.read_only and policy.writes is not None:
-        raise PolicyError(f"{where}: read_only=True contradicts writes; a tool that writes has an effect")
-    return policy
-
-
-def _tool_pools(where: str, given: object, pools: Mapping[str, Pool]) -> tuple[tuple[str, int], ...]:
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, Mapping) and all(isinstance(key, str) for key in given):
-        wanted = dict(given)
-    elif isinstance(given, Sequence) and all(isinstance(key, str) for key in given):
-        wanted = dict.fromkeys(given, 1)
-    else:
-        raise _say(f"{where}: pools", given, "a list of pool names or a mapping of name to permits")
-    for key, units in wanted.items():
-        pool = pools.get(key)
-        if pool is None:
-            near = get_close_matches(key, pools, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else f'; declare it: Tower(pools={{"{key[:40]}": 4}})'
-            raise PolicyError(f"{where}: no pool {shown(key)}{hint}")
-        if whole(f"{where}: pools.{key}", units) > pool.permits - pool.reserve:
-            raise PolicyError(
-                f"{where}: pools.{key}: {shown(units)} permits of a pool that has {pool.permits}"
-                f"{f' less {pool.reserve} in reserve' if pool.reserve else ''}: it could never run"
-            )
-    return tuple(wanted.items())
+    given = tool_options(where, options)
+    check_limits(where, given, pools, max_concurrency)
+    given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
+    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
 
 
 def check_strict(policy: ToolPolicy) -> None:
@@ -348,22 +579,29 @@ class TowerPolicy:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("max_concurrency", "run_concurrency", "max_calls_per_batch"):
-            whole(key, getattr(self, key))
-        whole("max_queued", self.max_queued, least=0)
-        for key in ("max_wait", "timeout"):
-            seconds(key, getattr(self, key))
-        seconds("grace", self.grace, zero=True)
-        for key in ("max_result_bytes", "max_batch_bytes"):
-            whole(key, getattr(self, key), least=MIN_RESULT_BYTES)
-        word("on_excess", self.on_excess, OnExcess)
-        word("undeclared", self.undeclared, Undeclared)
-        word("when_busy", self.when_busy, WhenBusy)
-        word("on_orphan", self.on_orphan, OnOrphan)
-        word("mode", self.mode, Mode)
-        flag("debug", self.debug)
-        flag("strict", self.strict)
+        for key, option in TOWER.items():
+            option.kind.check(key, getattr(self, key))
 
+
+TOWER: Final[Mapping[str, Option]] = {
+    "max_concurrency": Option(Whole(), "calls that may run at once in this process, over all runs"),
+    "run_concurrency": Option(Whole(), "calls of one run that may run at once"),
+    "max_calls_per_batch": Option(Whole(), "calls that are run for one response"),
+    "on_excess": Option(Word(OnExcess), "run the first calls and answer the rest call_cap, or run all, slower"),
+    "undeclared": Option(Word(Undeclared), "what a tool that declares no access is"),
+    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "max_wait": Option(Seconds(), "seconds a call may wait"),
+    "max_queued": Option(Whole(0), "calls that may wait at once"),
+    "timeout": Option(Seconds(), "seconds a call may run"),
+    "grace": Option(Seconds(zero=True), "seconds a call that was told to stop has for cleaning up"),
+    "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
+    "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
+    "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
+    "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
+    "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
+    "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+}
+"""The options of a tower, apart from its pools."""
 
 TOWER_OPTIONS: Final = tuple(field.name for field in fields(TowerPolicy))
 

@@ -83,7 +83,27 @@ def is_coroutine_function(handler: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
+def name_of_tool(handler: object, options: Mapping[str, object]) -> str:
+    """The name of a tool: the one that is given, or the function's.
+
+    Raises:
+        PolicyError: it is no function, or has no name.
+    """
+    if not callable(handler):
+        raise PolicyError(f"a tool is made of a function; got {type(handler).__name__}")
+    name = options.get("name")
+    if name is None:
+        name = getattr(handler, "__name__", None)
+    if name is None:
+        inner = getattr(handler, "func", None)  # functools.partial
+        name = getattr(inner, "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        raise PolicyError("a tool made of a lambda or an object without a name needs name=")
+    return name
+
+
 def compile_tool(
+    name: str,
     handler: Callable[..., object],
     options: Mapping[str, object],
     tower: TowerPolicy,
@@ -93,6 +113,7 @@ def compile_tool(
     """Compile a handler and its options.
 
     Args:
+        name: the tool's name.
         handler: a function, coroutine function, method, partial or callable object.
         options: keyword options of `Tower.tool`; None means "not given".
         tower: the tower's own policy.
@@ -102,17 +123,8 @@ def compile_tool(
     Raises:
         PolicyError: naming the tool, the option and the fix.
     """
-    if not callable(handler):
-        raise PolicyError(f"a tool is made of a function; got {type(handler).__name__}")
     given = dict(options)
-    name = given.pop("name", None)
-    if name is None:
-        name = getattr(handler, "__name__", None)
-    if name is None:
-        inner = getattr(handler, "func", None)  # functools.partial
-        name = getattr(inner, "__name__", None)
-    if not isinstance(name, str) or name == "<lambda>":
-        raise PolicyError("a tool made of a lambda or an object without a name needs name=")
+    given.pop("name", None)
     schema = given.pop("schema", None)
     policy = tool_policy(name, given, pools, max_concurrency=tower.max_concurrency)
     if tower.strict:

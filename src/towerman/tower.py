@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import translate
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from towerman.calls import Batch, Call
 from towerman.clock import Clock, RealClock, instant_of
+from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.errors import PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
@@ -48,7 +50,7 @@ from towerman.policy import (
     whole,
 )
 from towerman.threads import Couriers
-from towerman.tools import Tool, compile_tool, is_coroutine_function
+from towerman.tools import Tool, compile_tool, is_coroutine_function, name_of_tool
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
 
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from towerman.runner import Shells, SyncDoor
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
+P = ParamSpec("P")
 
 Patterns = str | Iterable[str] | None
 """Tool names or patterns such as `crm_*`."""
@@ -296,9 +299,11 @@ class Tower:
     """Clears every tool call before it runs: limits, order, access, permission, all in one step.
 
     Args:
+        config: a `towerman.toml`, as a path or as a mapping of its keys; it gives what no argument and no variable
+            `TOWERMAN_*` of the environment gives. Default: the file that `TOWERMAN_CONFIG` names, if any.
         max_concurrency: calls that may run at once in this process, over all runs.
         run_concurrency: calls of one run that may run at once.
-        pools: named limits that tools share: name to permits or `Pool`.
+        pools: named limits that tools share: name to permits or `Pool`. Pools of the file with other names stay.
         max_calls_per_batch: calls that are run for one response.
         on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
             slower.
@@ -321,7 +326,10 @@ class Tower:
         strict: refuse, when it is declared, a tool without access, limit or retry class.
 
     Raises:
-        PolicyError: an option out of its range, naming it and the fix.
+        PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
+
+    Attributes:
+        options: what holds for this tower, whichever place gave it.
 
     A tower belongs to no event loop and may be made at import. It is a plain and an async context manager; `aclose`
     ends it.
@@ -329,6 +337,7 @@ class Tower:
 
     def __init__(
         self,
+        config: Source | None = None,
         *,
         max_concurrency: int = 32,
         run_concurrency: int = 8,
@@ -351,9 +360,13 @@ class Tower:
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
-        self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        self._config = cast("Config", config)  # it was read on the way in, see below
+        self._rules: tuple[Rule, ...] = ()
+        self._declared: dict[str, tuple[Callable[..., object], Mapping[str, object]]] = {}
+        check_rules(self._config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
-        self._core = Core(self.policy, Gate(Ledger()), _clock or RealClock())
+        self._core = Core(self.options, Gate(Ledger()), _clock or RealClock())
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
@@ -372,7 +385,7 @@ class Tower:
         _TOWERS.add(self)
 
     def _add_pool(self, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process") -> None:
-        enforced = self.policy.mode == "enforce"
+        enforced = self.options.mode == "enforce"
         pool: LedgerPool[Lot[tuple[Work, int]]] = LedgerPool(
             key, label, permits, reserve=reserve, scope=scope, enforced=enforced
         )
@@ -380,7 +393,7 @@ class Tower:
 
     def _add_named_pools(self, scope: str, state: RunState | None) -> None:
         """The named pools of a scope: for the process, or as far as they count for a run."""
-        for name, pool in self.policy.pools.items():
+        for name, pool in self.options.pools.items():
             if pool.scope == scope:
                 key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
                 self._add_pool(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
@@ -405,7 +418,7 @@ class Tower:
         if core.emit is not None:
             core.emit = self._courier.sender()
             core.gate.notes = []
-        self._add_pool("process", "pool process", self.policy.max_concurrency)
+        self._add_pool("process", "pool process", self.options.max_concurrency)
         self._add_named_pools("process", None)
         for tool in core.tools.values():
             self._add_tool_pool(tool)
@@ -515,13 +528,61 @@ class Tower:
     def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
         """Declare a tool without decorating; the options are those of `tool`."""
         core = self._core
-        tool = compile_tool(function, options, self.policy, Context, self.policy.pools)
+        tool = self._compiled(name_of_tool(function, options), function, options, self._rules)
         if tool.name in core.tools:
             raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
+        self._declared[tool.name] = function, options
         self._add_tool_pool(tool)
         core.add_tool(tool)
         for state in list(self._runs.values()):
             core.widen(state)
+
+    def _compiled(
+        self, name: str, function: Callable[..., object], options: Mapping[str, object], rules: Sequence[Rule]
+    ) -> Tool:
+        merged, origins = laid_out(name, options, self._config.tools, rules)
+        try:
+            return compile_tool(name, function, merged, self.options, Context, self.options.pools)
+        except PolicyError as wrong:
+            raise blame(wrong, origins) from None
+
+    def policy(self, pattern: str, **options: object) -> None:
+        """Options for tools by pattern: `tower.policy("crm_*", pools=["crm"], timeout=5)`.
+
+        It holds for tools declared before and after. What is given at a tool wins over it, it wins over the file. Of
+        several that match a tool the most specific one wins, for each option by itself: an exact name before a pattern,
+        then the pattern with more literal characters, then the later one. `independent` and what a tool touches are one
+        question, which the stronger answers.
+
+        Args:
+            pattern: a tool's name, or a pattern with `*`, `?` and `[...]`.
+            options: those of `tool`, without `name` and `schema`.
+
+        Raises:
+            PolicyError: an option that is wrong, by itself or for a tool that is declared already; or one of these
+                tools may be at work: runs are open. Nothing was changed.
+        """
+        rules = (*self._rules, rule(pattern, options))
+        check_rules(rules[-1:], self.options)
+        core = self._core
+        changed = [self._compiled(name, *self._declared[name], rules) for name in core.tools if rules[-1].fits(name)]
+        with core.lock:
+            ledger = core.gate.ledger
+            if changed and (self._runs or ledger.pools["process"].held):
+                raise PolicyError(
+                    f"policy {pattern!r}: runs are open, and {changed[0].name!r} is declared already; "
+                    "say it before the first run"
+                )
+            for tool in changed:
+                ledger.drop_pool(f"tool:{tool.name}")
+                self._add_tool_pool(tool)
+                core.put_tool(tool)
+            self._rules = rules
+
+    @property
+    def config(self) -> str | None:
+        """The path of the file that was read when the tower was made, or None."""
+        return self._config.path
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -606,7 +667,7 @@ class Tower:
             limit = NEVER if deadline is None else instant_of(deadline, core.now())
         except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
-        window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
+        window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
         with core.lock:
             self._run_count += 1
@@ -667,7 +728,7 @@ class Tower:
                 core.gate.close_flow(state.flow)
             self._stale.add(f"run:{state.number}")
             tenants = {other.tenant for other in self._runs.values()}
-            for name, pool in self.policy.pools.items():
+            for name, pool in self.options.pools.items():
                 if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
                     self._stale.add(pool_key(name, pool.scope, state))
             self._sweep()
@@ -706,7 +767,7 @@ class Tower:
         The wait lasts at most `grace` seconds; what it has not seen by then is dropped and counted. An observer that
         removes itself sees nothing more at once. One that is not known is ignored.
         """
-        self._courier.remove(observer, self.policy.grace)
+        self._courier.remove(observer, self.options.grace)
         with self._core.lock:
             self._core.emit = self._courier.sender()
 
@@ -760,7 +821,7 @@ class Tower:
         Args:
             timeout: the longest wait in seconds; default: the tower's `grace`.
         """
-        return self._courier.flush(self.policy.grace if timeout is None else seconds("timeout", timeout, zero=True))
+        return self._courier.flush(self.options.grace if timeout is None else seconds("timeout", timeout, zero=True))
 
     async def aclose(self, grace: float | None = None) -> None:
         """End the tower: runs are closed, what is at work is cancelled, observers are served to the end.
@@ -824,6 +885,25 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
+    """Fill in, from the environment and the file, the options that were not given as arguments.
+
+    The signature keeps the defaults that hold where no place gives an option; only out here can be seen whether an
+    argument was given that equals its default.
+    """
+
+    @wraps(init)
+    def filled(self: Tower, config: Source | None = None, **given: object) -> None:
+        read, options = settled(config, given)
+        cast("Callable[..., None]", init)(self, read, **options)
+
+    return cast("Callable[P, None]", filled)
+
+
+# After the class, where the type checker has learned the attributes from the plain function.
+Tower.__init__ = _from_all_places(Tower.__init__)  # type: ignore[method-assign]
 
 
 def _is_plain(call: Call) -> bool:

@@ -601,13 +601,17 @@ class Core:
     def add_tool(self, tool: Tool) -> None:
         """Register a tool; locks that it makes necessary are taken for all that is in flight."""
         with self.lock:
-            self.tools[tool.name] = tool
-            ordered = self.any_ordered or tool.kind == "ordered"
-            exclusive = self.any_exclusive or tool.kind == "exclusive"
-            subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
-            if (ordered, exclusive, subtree) != (self.any_ordered, self.any_exclusive, self.any_subtree):
-                self.any_ordered, self.any_exclusive, self.any_subtree = ordered, exclusive, subtree
-                self.gate.expand(self._widen)
+            self.put_tool(tool)
+
+    def put_tool(self, tool: Tool) -> None:
+        """The same, under the lock."""
+        self.tools[tool.name] = tool
+        ordered = self.any_ordered or tool.kind == "ordered"
+        exclusive = self.any_exclusive or tool.kind == "exclusive"
+        subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
+        if (ordered, exclusive, subtree) != (self.any_ordered, self.any_exclusive, self.any_subtree):
+            self.any_ordered, self.any_exclusive, self.any_subtree = ordered, exclusive, subtree
+            self.gate.expand(self._widen)
 
     def widen(self, run: RunState) -> None:
         """The same for what is prepared and not yet offered."""

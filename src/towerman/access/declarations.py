@@ -40,7 +40,7 @@ from towerman.access.keys import (
 )
 from towerman.calls import Access, Arguments
 from towerman.errors import PolicyError
-from towerman.policy import Declared
+from towerman.policy import VARIABLE, Declared, FromEnvironment
 
 Read = Callable[[Arguments], tuple[Access, ...]]
 
@@ -224,8 +224,26 @@ def _file_paths(combination: Sequence[str], places: Sequence[bool]) -> Iterator[
             yield path + "".join(combination[index + 1 :])
 
 
-def _compile_template(template: str, write: bool, names: frozenset[str] | None, tool: str) -> _Source:
-    shown = f"{'writes' if write else 'reads'} {template!r}"
+def _compile_written(template: FromEnvironment, write: bool, names: frozenset[str] | None, tool: str) -> _Source:
+    """A template with variables of the environment in it: what is shown of it, also in traces, is how it was written.
+
+    What is wrong with it whatever the values are is told as of any other; else the values are the reason.
+    """
+    _compile_template(VARIABLE.sub(r"\1", template.told), write, names, tool)
+    try:
+        return _compile_template(str(template), write, names, tool, template.told)
+    except PolicyError:
+        where = f"tool {tool!r}: {'writes' if write else 'reads'} {template!r}"
+        raise PolicyError(
+            f"{where} is no template with the values of {', '.join(template.variables)}, which are not shown"
+        ) from None
+
+
+def _compile_template(
+    template: str, write: bool, names: frozenset[str] | None, tool: str, label: str | None = None
+) -> _Source:
+    label = template if label is None else label
+    shown = f"{'writes' if write else 'reads'} {label!r}"
     where = f"tool {tool!r}: {shown}"
     if not template or template.isspace():
         raise PolicyError(f"{where} is empty; write for example 'ticket:{{id}}'")
@@ -249,7 +267,7 @@ def _compile_template(template: str, write: bool, names: frozenset[str] | None, 
             if count > MAX_ACCESSES:
                 raise Unnameable(f"the call names more than {MAX_ACCESSES} resources")
             if count == 1 and not is_file:
-                return (_access(key_of(scheme, "".join([text for (text,) in texts])), write, subtree, template),)
+                return (_access(key_of(scheme, "".join([text for (text,) in texts])), write, subtree, label),)
             combinations = product(*texts)
             if is_file:
                 keys = [file_key(path) for combination in combinations for path in _file_paths(combination, flags)]
@@ -257,27 +275,27 @@ def _compile_template(template: str, write: bool, names: frozenset[str] | None, 
                 keys = [key_of(scheme, "".join(combination)) for combination in combinations]
         except Unnameable as reason:
             raise AccessRefused(f"{shown}: {reason}") from None
-        return tuple(_access(key, write, subtree, template) for key in dict.fromkeys(keys))
+        return tuple(_access(key, write, subtree, label) for key in dict.fromkeys(keys))
 
     if is_file:
-        return _Source(read, template, template, subtree, fixed=False)
+        return _Source(read, template, label, subtree, fixed=False)
     try:
         sample = key_of(scheme, "".join(part if isinstance(part, str) else "x" for part in parts))
     except Unnameable as reason:
         raise PolicyError(f"{where}: {reason}") from None
     if not any(flags):
-        accesses = (_access(sample, write, subtree, template),)
-        return _Source(lambda arguments: accesses, template, template, subtree, fixed=True)
+        accesses = (_access(sample, write, subtree, label),)
+        return _Source(lambda arguments: accesses, template, label, subtree, fixed=True)
     place = parts[-1]
     before = parts[0] if isinstance(parts[0], str) else ""
     starts_a_segment = not before or (before.endswith("/") and before.count("/") < MAX_DEPTH)
     if isinstance(place, _Place) and not place.steps and sum(flags) == 1 and starts_a_segment:
-        quick = _quick(sample[:-1], place.name, write, subtree, template, read)
-        return _Source(quick, template, template, subtree, fixed=False)
-    return _Source(read, template, template, subtree, fixed=False)
+        quick = _quick(sample[:-1], place.name, write, subtree, label, read)
+        return _Source(quick, template, label, subtree, fixed=False)
+    return _Source(read, template, label, subtree, fixed=False)
 
 
-def _quick(prefix: str, name: str, write: bool, subtree: bool, template: str, general: Read) -> Read:
+def _quick(prefix: str, name: str, write: bool, subtree: bool, label: str, general: Read) -> Read:
     """The short way for one `{name}` that is the last segment, and a value that is a plain number or word."""
 
     def read(arguments: Arguments) -> tuple[Access, ...]:
@@ -288,7 +306,7 @@ def _quick(prefix: str, name: str, write: bool, subtree: bool, template: str, ge
             key = prefix + value
         else:
             return general(arguments)
-        return (_access(key, write, subtree, template),)
+        return (_access(key, write, subtree, label),)
 
     return read
 
@@ -371,7 +389,9 @@ def compiled(declared: Declared | None, write: bool, names: frozenset[str] | Non
             raise PolicyError(f"{where} is an empty list; a tool that touches nothing says independent=True")
     sources = []
     for item in items:
-        if isinstance(item, str):
+        if isinstance(item, FromEnvironment):
+            sources.append(_compile_written(item, write, names, tool))
+        elif isinstance(item, str):
             sources.append(_compile_template(item, write, names, tool))
         elif callable(item):
             sources.append(_compile_callable(item, write, names, tool))

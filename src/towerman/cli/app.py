@@ -163,6 +163,10 @@ def run(
             "name of the Tower in it (tower when left out).",
         ),
     ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made."),
+    ] = None,
     format: Annotated[
         Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
     ] = None,
@@ -188,7 +192,7 @@ def run(
         for_program = as_json or not sys.stdout.isatty()
         face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
         stack.enter_context(face)
-        tower = load_tower(tools)
+        tower = load_tower(tools, None if config is None else str(config))
         recorders = _recorders(stack, trace)
         from towerman.cli.work import perform
 
@@ -215,6 +219,18 @@ def _verdict(name: str, batch: Batch, ending: Ending) -> int:
     if bad:
         complain(f"{bad} of {len(result)} call{'' if len(result) == 1 else 's'} did not end ok")
         return NOT_OK
+    return OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def schema(
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, as is done anyway.")] = False,
+) -> int:
+    """Print the JSON schema of towerman.toml, for editors."""
+    from towerman.cli.show import write_json
+    from towerman.config import schema as made
+
+    write_json(made())
     return OK
 
 

@@ -87,16 +87,44 @@ def shown(name: str) -> str:
     return "stdin" if name == "-" else name
 
 
-def load_tower(spec: str) -> Tower:
+def load_tower(spec: str, config: str | None = None) -> Tower:
     """The Tower that `module:tower` names.
 
     Args:
         spec: `module:name`, where the module is importable from the current folder or `sys.path`, or the path of a
             `.py` file; the name may have dots, and is `tower` when it is left out.
+        config: the file that the tower is to read when it is made, where the code names none.
 
     Raises:
-        Wrong: no such module, it fails while it is imported, or there is no Tower under that name.
+        Wrong: no such module, it fails while it is imported, or there is no Tower under that name; or the file is
+            wrong, or was not read.
     """
+    from towerman.config import FILE_VARIABLE, load
+    from towerman.errors import PolicyError
+
+    if config is None:
+        return _load_tower(spec)
+    try:
+        load(config)
+    except PolicyError as wrong:
+        raise Wrong(f"--config: {wrong}") from None
+    before = os.environ.get(FILE_VARIABLE)
+    os.environ[FILE_VARIABLE] = config
+    try:
+        tower = _load_tower(spec)
+    finally:
+        if before is None:
+            del os.environ[FILE_VARIABLE]
+        else:
+            os.environ[FILE_VARIABLE] = before
+    if tower.config != config:
+        raise Wrong(
+            f"--config {config}: not read, for the tower in {spec} has a config= of its own; leave one of them out"
+        )
+    return tower
+
+
+def _load_tower(spec: str) -> Tower:
     from towerman.tower import Tower
 
     where, _, name = spec.rpartition(":") if ":" in spec else (spec, "", "tower")

@@ -105,7 +105,7 @@ async def _linger(tower: Tower) -> None:
     going_on = tower.statistics().orphans
     if not going_on:
         return
-    grace = tower.policy.grace
+    grace = tower.options.grace
     work = "1 call is" if going_on == 1 else f"{going_on} calls are"
     complain(f"{work} still at work; waiting up to {grace:g} s for the end (Ctrl-C leaves at once)")
     now = RealClock().now
