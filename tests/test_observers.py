@@ -615,3 +615,30 @@ def test_a_broken_handler_breaks_no_call() -> None:
     observer = LogObserver(logger)
     observer(FULL)
     assert observer.lost == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_while_a_line_is_written(tmp_path: Path) -> None:
+    """P-94: a process forks while the observer's thread is in the middle of a write: the child can write, and what
+    waited to be written is in the file once.
+    """
+    code = """if True:
+        import os, sys, threading, warnings
+        warnings.simplefilter("ignore")
+        from towerman.observers import JsonlObserver
+        from towerman.trace import Event
+        observer = JsonlObserver(sys.argv[1], flush_every=100)
+        observer(Event(1.0, "started", "waits", 1))
+        with observer._lock:
+            child = os.fork()
+        if not child:
+            observer(Event(1.0, "started", "child", 1))
+            observer.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        observer.close()
+    """
+    path = tmp_path / "t.jsonl"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent / "src")}
+    subprocess.run([sys.executable, "-c", code, str(path)], env=env, check=True, timeout=60)
+    assert [json.loads(line)["run_id"] for line in path.read_text().splitlines()] == ["child", "waits"]

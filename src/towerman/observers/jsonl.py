@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Final, cast, get_args
+from weakref import WeakSet
 
 from towerman.calls import Outcome
 from towerman.errors import Code, PolicyError
@@ -54,6 +55,9 @@ class JsonlStatistics:
     lost: int
 
 
+_OPEN: WeakSet[JsonlObserver] = WeakSet()
+
+
 class JsonlObserver:
     """Append each event to a file as one line of JSON, so that a crash loses little.
 
@@ -78,6 +82,7 @@ class JsonlObserver:
             raise PolicyError(f"flush_every: events, a whole number of 1 or more; got {flush_every!r}")
         self._flush_every = flush_every
         self._lock = threading.Lock()
+        _OPEN.add(self)
         self._buffer: list[bytes] = []
         self._written = 0
         self._lost = 0
@@ -248,6 +253,17 @@ def _writable(file: IO[str] | IO[bytes]) -> bool:
     """Whether it can be written, as far as it says so."""
     tell = getattr(file, "writable", None)
     return not callable(tell) or bool(tell())
+
+
+def _after_fork() -> None:
+    """In the child of a fork: whoever held a lock is not here, and lines that wait are the parent's to write."""
+    for observer in list(_OPEN):
+        observer._lock = threading.Lock()
+        observer._buffer.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _ends_in_half_a_line(path: str) -> bool:
