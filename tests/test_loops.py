@@ -203,8 +203,11 @@ def test_execute_sync_from_plain_threads() -> None:
             assert seen == [100 * number + n for n in range(5) for _ in range(2)]
     assert len(loops) == 1
     whole_again(tower)
+    thread = tower._sync._thread
+    assert thread is not None
+    assert (thread.name, thread.daemon) == ("towerman-loop", True)
     tower.close()
-    until(lambda: not any(thread.name == "towerman-loop" for thread in threading.enumerate()))
+    until(lambda: not thread.is_alive())
     assert tower.execute_sync([Call("on_loop", {"n": 1})])[0].code == "run_closed"
     tower.close()
 
