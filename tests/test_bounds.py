@@ -8,6 +8,7 @@ import io
 import ipaddress
 import itertools
 import json
+import re
 import sqlite3
 import sys
 import threading
@@ -16,7 +17,7 @@ import warnings
 import weakref
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, deque, namedtuple
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import FrozenInstanceError, dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
@@ -960,6 +961,88 @@ def test_sizes_are_exact_where_there_is_an_end() -> None:
     assert encode({n: n for n in range(10_000)}, 100).original_bytes == len(
         json.dumps({n: n for n in range(10_000)}, separators=(",", ":"))
     )
+
+
+class Seen:
+    """Counts how often one of its kind is read."""
+
+    count = 0
+
+    def model_dump(self, **_: object) -> dict[str, int]:
+        Seen.count += 1
+        return {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "dropped"),
+    [
+        (lambda: [Seen()] * 1_000_000, r"\d+ of 1000000 items"),
+        (lambda: tuple([Seen()] * 1_000_000), r"\d+ of 1000000 items"),
+        (lambda: dict.fromkeys(range(1_000_000), Seen()), r"\d+ of 1000000 keys"),
+        (lambda: deque([Seen()] * 1_000_000), r"all after the first \d+ items"),
+        (lambda: (Seen() for _ in range(1_000_000)), r"all after the first \d+ items"),
+        (lambda: {Seen() for _ in range(1_000_000)}, r"2000001 of 2000001 bytes"),
+    ],
+)
+def test_what_is_certain_not_to_fit_is_not_read_to_its_end(value: Callable[[], object], dropped: str) -> None:
+    """R-110, G12: of a million items not one in fifty is looked at; the size is then told as a lower bound."""
+    Seen.count = 0
+    encoded = encode(value(), 2000)
+    assert Seen.count < 20_000
+    assert encoded.cut
+    note = json.loads(encoded.text)["truncated"]
+    assert note["at_least"] is True
+    assert note["original_bytes"] == encoded.original_bytes
+    assert 10_000 < encoded.original_bytes <= 8_000_001
+    assert re.fullmatch(dropped, note["dropped"]["."])
+
+
+def test_plain_data_that_is_certain_not_to_fit_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-110, G12: the same of numbers and words, which are measured many at a time; how many there are stays exact."""
+    measured = 0
+    write = reading.dumps
+
+    def counting(value: object) -> str:
+        nonlocal measured
+        measured += len(value) if isinstance(value, list | dict) else 1
+        return write(value)
+
+    monkeypatch.setattr(reading, "dumps", counting)
+    for value, size, told in (
+        (list(range(1_000_000)), 6_888_891, "items"),
+        ({str(n): n for n in range(1_000_000)}, 15_777_781, "keys"),
+    ):
+        measured = 0
+        note, _ = cut(value, 2000)
+        assert 0 < measured < 120_000
+        assert note["at_least"] is True
+        assert 1_000_000 < note["original_bytes"] < size
+        assert re.fullmatch(rf"\d+ of 1000000 {told}", note["dropped"]["."])
+
+
+def test_what_fits_is_read_to_its_end_whatever_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-110: reading stops early only where a cut is certain; what fits comes whole, what lies beside it too."""
+    monkeypatch.setattr(reading, "MAX_MEASURED", 0)
+    for value in ([Seen()] * 500, {n: Seen() for n in range(500)}, set(range(500)), [[n] for n in range(500)]):
+        encoded = encode(value, WIDE)
+        assert not encoded.cut
+        assert strict(encoded.text)
+    _, result = cut({"rows": ROWS, "more": ROWS, "words": set(range(500)), "next": "c2", "total": {"n": 5}}, 2000)
+    assert result["next"] == "c2"
+    assert result["total"] == {"n": 5}
+    assert len(result["rows"]) > 5
+    assert len(result["more"]) > 5
+    note, _ = cut([ROWS] * 100, 2000)
+    assert note["dropped"]["."].endswith(" of 100 items")
+
+
+def test_json_text_keeps_its_exact_size() -> None:
+    """R-110: the size of a text is known without reading what it says, so it is never a lower bound."""
+    text = json.dumps(list(range(200_000)))
+    note, result = cut(text, 2000)
+    assert note["original_bytes"] == len(text)
+    assert "at_least" not in note
+    assert note["dropped"]["."] == f"{200_000 - len(result)} of 200000 items"
 
 
 @pytest.mark.parametrize("leaf", [1, {1}, "x" * 5000])

@@ -252,7 +252,8 @@ class Result(_Slots):
         waited_for: what blocked it, first to last: pools, resource templates.
         attempts: how often the handler was started.
         still_running: the work goes on after this result was sealed, and holds what it held.
-        original_bytes: size of the whole content in UTF-8 bytes, before it was bounded.
+        original_bytes: size of the whole content in UTF-8 bytes, before it was bounded; of much more than fits, or of
+            what has no end, a lower bound (the content says so).
         handle: name under which the whole content can be read, or None.
     """
 

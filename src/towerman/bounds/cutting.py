@@ -76,7 +76,7 @@ class _Cutter:
         if type(tree) is Array:
             shown = self._list(tree.items, tree.count, tree.more, size, room, path)
         elif type(tree) is Object:
-            shown = self._object(tree.entries, tree.more, room, path)
+            shown = self._object(tree.entries, tree.count, tree.more, room, path)
         elif type(tree) is Lost and size <= room:
             self.notes[path] = tree.why
             return tree.mark, size
@@ -86,7 +86,7 @@ class _Cutter:
             items = cast("list[Tree]", tree)
             shown = self._list(items, len(items), False, size, room, path)
         elif type(tree) is dict:
-            shown = self._object(tree, False, room, path)
+            shown = self._object(tree, len(tree), False, room, path)
         elif type(tree) is str:
             shown = self._string(tree, room, path)
         if shown is None:
@@ -119,7 +119,9 @@ class _Cutter:
         self._note(path, len(shown), count, "items", more)
         return shown, room - left
 
-    def _object(self, entries: dict[str, Tree], more: bool, room: int, path: str) -> tuple[object, int] | None:
+    def _object(
+        self, entries: dict[str, Tree], count: int, more: bool, room: int, path: str
+    ) -> tuple[object, int] | None:
         """All keys if each value can have _PART bytes, the small values staying whole; else the entries that fit."""
         shown: dict[str, object] = {}
         lengths: list[int] = []
@@ -148,7 +150,7 @@ class _Cutter:
                 spare += cap - part[1]
             shown[name] = part[0]
             left -= part[1] + key
-        count, more = self._whole(path, "keys", len(entries)), more or self._was_endless(path)
+        count, more = self._whole(path, "keys", count), more or self._was_endless(path)
         if not shown and (count or more):
             return None
         self._note(path, len(shown), count, "keys", more)

@@ -65,7 +65,7 @@ class Encoded(_Draft):
 
     Args:
         text: never empty, valid UTF-8, JSON unless the value was text.
-        original_bytes: UTF-8 bytes of the whole, before it was cut; a lower bound where the value has no end in sight.
+        original_bytes: UTF-8 bytes of the whole, before it was cut; a lower bound where it was not read to its end.
         cut: something of the value is missing from the text.
     """
 
@@ -207,10 +207,11 @@ def _encode_value(value: object, limit: int, original: int | None = None) -> Enc
     reader = Reader(limit)
     tree, size = reader.read(value, 0)
     whole = size <= limit and not reader.lossy
+    at_least = reader.endless and original is None
     original = size if original is None else original
-    endless = reader.endless or original > _LARGEST
+    at_least = at_least or original > _LARGEST
     original = min(original, _LARGEST)
-    text = dumps(plain_data(tree)) if whole else cut_tree(tree, size, limit, original, endless, None)
+    text = dumps(plain_data(tree)) if whole else cut_tree(tree, size, limit, original, at_least, None)
     if utf8_bytes(text) > limit:
         raise EncodingError("the result changed while it was read")
     return Encoded(text, original, not whole)

@@ -1,8 +1,9 @@
 """A value is read once, into a tree whose parts know their size.
 
-Theory. Small plain data is measured in one go and stays as it is; the rest is converted, part by part. What has no end
-is read up to MAX_WORK; then the size is a lower bound. A value inside itself, or nested too deep, becomes a string and
-is named in the note.
+Theory. Small plain data is measured in one go and stays as it is; the rest is converted, part by part. What
+will be cut whatever else it holds is read on only as long as that is quick, up to MAX_MEASURED, and what has no end up
+to MAX_WORK; then the size is a lower bound, while the number of items of a list and of keys of a dict is exact. A value
+inside itself, or nested too deep, becomes a string and is named in the note.
 
 House rules. Of a list no more is kept than could be shown; the rest is counted. A part that a value holds many times
 costs its reading once.
@@ -35,8 +36,14 @@ MAX_WORK: Final = 1 << 28
 plain data four, an item of a list 16 more; a value that must be converted, or that an iterator makes, is 256 (so about
 64 MB of plain data, or a million of the others)."""
 
+MAX_MEASURED: Final = 1 << 22
+"""Work after which a container that alone is larger than the limit is read no further: it will be cut whatever else it
+holds, and only the exact size of the whole would be learned, at the price of the loop standing still. About 1 MB of
+plain data is measured exactly; of more, a lower bound is told, and how many items or keys there are."""
+
 _CONVERTED: Final = 256  # work for a value that is not plain data, or that an iterator had to make
 _LISTED: Final = 16  # work for an item of a list, beside its bytes
+_SORTED: Final = 64  # work for an item of a set
 _SIMPLE: Final = 8192  # bytes of plain data that are measured in one go
 _CHUNK: Final = 64  # items that are measured in one go
 _NOT_PLAIN: Final = -1
@@ -99,13 +106,14 @@ class Array:
 
 
 class Object:
-    """An object that was read: its values by name, and the bytes of all of it."""
+    """An object that was read: its values by name, the bytes and number of all of them."""
 
-    __slots__ = ("entries", "more", "size")
+    __slots__ = ("count", "entries", "more", "size")
 
-    def __init__(self, entries: dict[str, Tree], size: int, more: bool) -> None:
+    def __init__(self, entries: dict[str, Tree], size: int, count: int, more: bool) -> None:
         self.entries = entries
         self.size = size
+        self.count = count
         self.more = more
 
 
@@ -145,11 +153,12 @@ class Refused(Exception):
 class Reader:
     """Reads one value into a tree. Keeps of a list no more than `limit` bytes, and counts the rest."""
 
-    __slots__ = ("cycles", "endless", "limit", "lossy", "open", "seen", "work")
+    __slots__ = ("cycles", "endless", "enough", "limit", "lossy", "open", "seen", "work")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.work = MAX_WORK
+        self.enough = MAX_WORK - MAX_MEASURED
         self.lossy = False
         self.endless = False
         self.cycles = 0
@@ -244,9 +253,11 @@ class Reader:
         if depth >= MAX_DEPTH:
             return self._lost(_DEEP)
         if kind is dict:
-            return self._object(list(cast("dict[object, object]", value).items()), depth, plain=True)
+            pairs = cast("dict[object, object]", value)
+            return self._object(pairs.copy().items(), depth, plain=True, total=len(pairs))
         if kind is list or kind is tuple:
-            return self._array(iter(cast("list[object]", value)), depth, _LISTED)
+            items = cast("list[object]", value)
+            return self._array(iter(items), depth, _LISTED, len(items))
         return self._everyday(value, kind, depth)
 
     def _everyday(self, value: object, kind: type, depth: int) -> tuple[Tree, int]:
@@ -289,12 +300,23 @@ class Reader:
             raise Refused(f"is {named_kind(kind)} that stands for another one of its kind")
         return self.read(value, depth + 1)
 
-    def _array(self, iterator: Iterator[object], depth: int, cost: int) -> tuple[Tree, int]:
+    def _stops(self, size: int) -> bool:
+        """Is a container of this size so far to be read no further?"""
+        if self.work >= 0 and (size <= self.limit or self.work >= self.enough):
+            return False
+        self.lossy = self.endless = True
+        return True
+
+    def _array(self, iterator: Iterator[object], depth: int, cost: int, total: int = 0) -> tuple[Tree, int]:
+        """Read items; `total` is how many there are, 0 where that is not certain."""
         kept: list[Tree] = []
         size, count, more = 1, 0, False  # a comma an item is one too many, the brackets are two
-        while chunk := list(islice(iterator, _CHUNK)):
-            if self.work < 0:
-                self.lossy = self.endless = more = True
+        while chunk := list(islice(iterator, _CHUNK if self.work >= self.enough else 1)):
+            if self._stops(size):
+                rest = max(0, total - count)
+                size += 2 * rest  # a digit and a comma
+                count += rest
+                more = not total
                 break
             self.work -= cost * len(chunk)
             room = size <= self.limit
@@ -323,14 +345,18 @@ class Reader:
         depth: int,
         names: Sequence[str] | None = None,
         plain: bool = False,
+        total: int = 0,
     ) -> tuple[Tree, int]:
-        """Read pairs; those of a `plain` dict are known to be distinct."""
+        """Read pairs; those of a `plain` dict are known to be distinct, and `total` is how many there are."""
         entries: dict[str, Tree] = {}
         size, count, more = 1, 0, False
         iterator = iter(pairs)
         while chunk := list(islice(iterator, _CHUNK)):
-            if self.work < 0:
-                self.lossy = self.endless = more = True
+            if self._stops(size):
+                rest = max(0, total - count)
+                size += 5 * rest  # two quotes, a colon, a digit and a comma
+                count += rest
+                more = not total
                 break
             if (
                 plain
@@ -354,7 +380,7 @@ class Reader:
                     raise
                 size += name_size + length + 2
                 count += 1
-        return Object(entries, max(size, 2), more), max(size, 2)
+        return Object(entries, max(size, 2), count, more), max(size, 2)
 
     def _name(self, key: object, depth: int) -> tuple[str, int]:
         tree, size = self.read(key, depth + 1)
@@ -363,11 +389,15 @@ class Reader:
     def _set(self, value: AbstractSet[object], finite: bool, depth: int) -> tuple[Tree, int]:
         listed: list[tuple[str, Tree]] = []
         size, more = 1, False
+        if finite and 2 * len(value) > self.limit and len(value) * _SORTED > MAX_MEASURED:
+            # The first ones in order are only known when all have been read, and others would differ from run to run.
+            self.lossy = self.endless = True
+            return Array([], 2 * len(value) + 1, len(value), False), 2 * len(value) + 1
         for item in value:
             if self.work < 0 and not finite:
                 self.lossy = self.endless = more = True
                 break
-            self.work -= _LISTED if finite else _CONVERTED
+            self.work -= _SORTED if finite else _CONVERTED
             try:
                 tree, length = self.read(item, depth + 1)
             except Refused as refused:
