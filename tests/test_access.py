@@ -506,6 +506,54 @@ def test_values_that_are_short_and_plain_and_the_others_get_keys_by_one_rule() -
         assert short == general[:-1], value
 
 
+class Word(str):
+    """Text of a kind of its own: it always goes the general way."""
+
+
+class Number(int):
+    """A number of a kind of its own: it always goes the general way."""
+
+
+DEEP = "/".join("abcdefgh" * 8)
+TEMPLATES = (
+    *(
+        "t:{v}",
+        "{v}",
+        "{v}/b",
+        "a/{v}/b",
+        "t:a//{v}/./b/**",
+        "t:{v}/{w}",
+        "{v}/{w}",
+        "{v}/x/{v}",
+        "t:{v}{w}",
+        "t:{v}-{w}",
+    ),
+    *("T:%s/{v}/%d", "t:e/{v}/\u0338e", "t:e\u0301/{v}", f"t:{'s' * 200}/{{v}}", f"t:{DEEP}/{{v}}", f"t:{{v}}/{DEEP}"),
+    *("t:x{v}", "t:{v}x", "/{v}", "//{v}//", "t:{v.real}/{w}", "{v}/t:{w}"),
+)
+words = (
+    st.text(max_size=4) | st.text("ab.:*/~%s", max_size=6) | st.sampled_from(["a" * 128, "a" * 129, "e\u0301", "%s"])
+)
+numbers = st.integers() | st.sampled_from([10**18, 10**18 - 1, -(10**18), 1 - 10**18])
+
+
+@given(st.sampled_from(TEMPLATES), words | numbers, words | numbers)
+@settings(max_examples=500)
+def test_the_short_way_of_a_template_agrees_with_the_general_one(
+    template: str, first: str | int, second: str | int
+) -> None:
+    """R-17: plain words and numbers as whole segments take a short way, to the same keys and the same refusals."""
+
+    def answer(v: object, w: object) -> object:
+        try:
+            return rule(template, names="v w").accesses({"v": v, "w": w})
+        except AccessRefused as refused:
+            return str(refused)
+
+    general = [Word(value) if isinstance(value, str) else Number(value) for value in (first, second)]
+    assert answer(first, second) == answer(*general)
+
+
 def test_numbers_of_any_size_have_a_key() -> None:
     """An integer of thousands of digits, which Python does not write in decimal, has a key and crashes nothing."""
     [one], [two] = touched("t:{v}", v=10**5000), touched("t:{v}", v=10**5000 + 1)

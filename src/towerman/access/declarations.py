@@ -24,7 +24,6 @@ from typing import Final
 
 from towerman.access.keys import (
     MAX_ACCESSES,
-    MAX_DEPTH,
     MISSING,
     AccessRefused,
     Unnameable,
@@ -41,6 +40,8 @@ from towerman.access.keys import (
 from towerman.calls import Access, Arguments
 from towerman.errors import PolicyError
 from towerman.policy import VARIABLE, Declared, FromEnvironment
+
+_MARK: Final = "\1"  # stands for a value; a template cannot hold it
 
 Read = Callable[[Arguments], tuple[Access, ...]]
 
@@ -286,29 +287,35 @@ def _compile_template(
     if not any(flags):
         accesses = (_access(sample, write, subtree, label),)
         return _Source(lambda arguments: accesses, template, label, subtree, fixed=True)
-    place = parts[-1]
-    before = parts[0] if isinstance(parts[0], str) else ""
-    starts_a_segment = not before or (before.endswith("/") and before.count("/") < MAX_DEPTH)
-    if isinstance(place, _Place) and not place.steps and sum(flags) == 1 and starts_a_segment:
-        quick = _quick(sample[:-1], place.name, write, subtree, label, read)
+    places = [part for part in parts if isinstance(part, _Place)]
+    body = "".join(part if isinstance(part, str) else _MARK for part in parts)
+    whole_segments = all(segment in (_MARK, segment.replace(_MARK, "")) for segment in body.split("/"))
+    form = key_of(scheme, body)
+    if whole_segments and form.count(_MARK) == len(places) and not any(place.steps for place in places):
+        quick = _quick(form, [place.name for place in places], write, subtree, label, read)
         return _Source(quick, template, label, subtree, fixed=False)
     return _Source(read, template, label, subtree, fixed=False)
 
 
-def _quick(prefix: str, name: str, write: bool, subtree: bool, label: str, general: Read) -> Read:
-    """The short way for one `{name}` that is the last segment, and a value that is a plain number or word."""
+def _quick(form: str, names: Sequence[str], write: bool, subtree: bool, label: str, general: Read) -> Read:
+    """The short way for places that are whole segments, and values that are plain numbers or words."""
+    first, (before, after, *_) = names[0], form.split(_MARK)
+    percent = form.replace("%", "%%").replace(_MARK, "%s")
 
-    def read(arguments: Arguments) -> tuple[Access, ...]:
-        value = arguments.get(name)
-        if type(value) is int and -(10**18) < value < 10**18:
-            key = f"{prefix}{value}"
-        elif type(value) is str and is_plain(value):
-            key = prefix + value
-        else:
-            return general(arguments)
-        return (_access(key, write, subtree, label),)
+    def one(arguments: Arguments) -> tuple[Access, ...]:
+        value = arguments.get(first)
+        if (type(value) is int and -(10**18) < value < 10**18) or (type(value) is str and is_plain(value)):
+            return (_access(f"{before}{value}{after}", write, subtree, label),)
+        return general(arguments)
 
-    return read
+    def several(arguments: Arguments) -> tuple[Access, ...]:
+        values = tuple(map(arguments.get, names))
+        for value in values:
+            if not ((type(value) is int and -(10**18) < value < 10**18) or (type(value) is str and is_plain(value))):
+                return general(arguments)
+        return (_access(percent % values, write, subtree, label),)
+
+    return one if len(names) == 1 else several
 
 
 def _bind(function: Callable[..., object], names: frozenset[str] | None, where: str) -> Callable[[Arguments], object]:
