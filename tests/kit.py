@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from contextvars import Context
 from typing import Any, TypeVar
 
-from towerman import CODES, Call, Result, Tower
+from towerman import CODES, BatchResult, Call, Result, Tower
 from towerman.gate import Gate
 from towerman.ledger import Wants
 from towerman.threads import Port, Ticket, Workers
@@ -467,6 +467,33 @@ class Stage:
                 return
             await asyncio.sleep(0.1)
         raise AssertionError(f"{tower.statistics().orphans} orphans do not end")
+
+
+def here() -> VirtualLoop:
+    """The running loop."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+def run_batch(
+    stage: Stage, tower: Tower, calls: Any, *, format: str | None = None, on_result: Any = None, **options: Any
+) -> BatchResult:
+    """Answer one batch in a run of its own, with these options, on virtual time."""
+
+    async def main() -> BatchResult:
+        stage.loop = here()
+        async with tower.run(**options) as run:
+            done = await run.execute(calls, format=format, on_result=on_result)
+        await stage.settled(tower)
+        return done
+
+    return stage.run(main())
+
+
+def codes(done: Any) -> list[str | None]:
+    """The code of each result."""
+    return [result.code for result in done]
 
 
 def on_stage() -> Iterator[Stage]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit import CountedWorkers, Stage, VirtualLoop, gate_of, on_stage, sound, until, whole_again
+from kit import CountedWorkers, Stage, gate_of, here, on_stage, sound, until, whole_again
 
 import towerman.runner.intake
 from towerman import Call, Result, Run, ToolError, Tower
@@ -73,13 +73,6 @@ def scene(make: Callable[[Stage], Scene]) -> Callable[[Stage], Scene]:
     """Register a scenario."""
     SCENES[make.__name__] = make
     return make
-
-
-def here() -> VirtualLoop:
-    """The running loop."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
 
 
 @scene

@@ -11,37 +11,12 @@ import random
 from typing import Any
 
 import pytest
-from kit import Stage, VirtualLoop, gate_of, on_stage, sound, whole_again
+from kit import Stage, codes, gate_of, here, on_stage, run_batch, sound, whole_again
 
-from towerman import BatchResult, Call, Context, Pool, Tower
+from towerman import BatchResult, Call, Context, Pool
 from towerman.gate import Gate
 
 stage = pytest.fixture(on_stage)
-
-
-def here() -> VirtualLoop:
-    """The running loop."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
-
-
-def run_batch(stage: Stage, tower: Tower, calls: Any, **options: Any) -> BatchResult:
-    """Answer one batch in a run of its own."""
-
-    async def main() -> BatchResult:
-        stage.loop = here()
-        async with tower.run(**options) as run:
-            done = await run.execute(calls)
-        await stage.settled(tower)
-        return done
-
-    return stage.run(main())
-
-
-def codes(done: Any) -> list[str | None]:
-    """The codes of a batch's results."""
-    return [result.code for result in done]
 
 
 # ==================================================================== borrowing

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Latch, Stage, VirtualLoop, on_stage, sound, until
+from kit import Latch, Stage, codes, here, on_stage, run_batch, sound, until
 
 import towerman.runner.intake
 import towerman.runner.shell
@@ -40,32 +40,6 @@ from towerman import (
 )
 
 stage = pytest.fixture(on_stage)
-
-
-def here() -> VirtualLoop:
-    """The running loop."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
-
-
-def run_batch(stage: Stage, tower: Tower, calls: Any, **options: Any) -> BatchResult:
-    """Answer one batch in a run of its own, on virtual time."""
-    on_result = options.pop("on_result", None)
-
-    async def main() -> BatchResult:
-        stage.loop = here()
-        async with tower.run(**options) as run:
-            done = await run.execute(calls, on_result=on_result)
-        await stage.settled(tower)
-        return done
-
-    return stage.run(main())
-
-
-def codes(done: Any) -> list[str | None]:
-    """The code of each result."""
-    return [result.code for result in done]
 
 
 # ==================================================================== one result a call

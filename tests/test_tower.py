@@ -14,30 +14,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from kit import Stage, VirtualLoop, on_stage
+from kit import Stage, here, on_stage, run_batch
 
 from towerman import BatchResult, Call, Context, Event, InputError, PolicyError, Pool, Result, Tower
 
 stage = pytest.fixture(on_stage)
-
-
-def here() -> VirtualLoop:
-    """The running loop."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
-    return loop
-
-
-def run_batch(stage: Stage, tower: Tower, calls: Any, **options: Any) -> BatchResult:
-    """Answer one batch in a run of its own, on virtual time."""
-
-    async def main() -> BatchResult:
-        stage.loop = here()
-        done = await tower.execute(calls, **options)
-        await stage.settled(tower)
-        return done
-
-    return stage.run(main())
 
 
 # ==================================================================== declaring tools
