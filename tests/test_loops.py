@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import os
 import sqlite3
 import subprocess
@@ -210,6 +211,17 @@ def test_execute_sync_from_plain_threads() -> None:
     until(lambda: not thread.is_alive())
     assert tower.execute_sync([Call("on_loop", {"n": 1})])[0].code == "run_closed"
     tower.close()
+
+
+def test_a_tower_that_nobody_closed_takes_its_loop_with_it() -> None:
+    """G12: a tower that was used by `execute_sync` and dropped leaves no thread behind."""
+    tower = made()
+    assert tower.execute_sync([Call("on_loop", {"n": 1}), Call("in_thread", {"n": 1})]).ok
+    thread = tower._sync._thread
+    assert thread is not None
+    del tower
+    gc.collect()
+    until(lambda: not thread.is_alive())
 
 
 def test_a_run_as_a_plain_context_manager() -> None:

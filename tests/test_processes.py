@@ -10,6 +10,7 @@ import asyncio
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -193,6 +194,33 @@ def test_a_timeout_kills_the_process(tmp_path: Path) -> None:
     assert run(tower, Call("square", {"n": 3}))[0].value == 9
     whole_again(tower)
     tower.close()
+
+
+def test_a_killed_program_leaves_no_process(tmp_path: Path) -> None:
+    """G7: kill -9 of the program while a process of it computes: that one ends, too."""
+    mark = tmp_path / "begun"
+    code = """if True:
+        import sys
+        from test_processes import begin_and_wait
+        from towerman import Call, Tower
+        if __name__ == "__main__":
+            tower = Tower()
+            tower.add_tool(begin_and_wait, run_in="process", independent=True)
+            tower.execute_sync([Call("begin_and_wait", {"mark": sys.argv[1]})])
+    """
+    script = tmp_path / "program.py"
+    script.write_text(code)
+    here = Path(__file__).resolve().parent
+    env = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'src'}"}
+    program = subprocess.Popen([sys.executable, str(script), str(mark)], env=env)
+    try:
+        until(lambda: mark.exists() and mark.read_text())
+        pid = int(mark.read_text())
+        assert alive(pid)
+    finally:
+        program.kill()
+        program.wait()
+    until(lambda: not alive(pid))
 
 
 # ------------------------------------------------------------------ declaring

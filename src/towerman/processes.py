@@ -7,7 +7,8 @@ so its work has really ended. A process that dies in the middle is a failure of 
 A process gets the handler by its name (module and qualified name) and the arguments by pickling; it sends back the
 value or the error, pickled. Processes are spawned, never forked: a fork would copy locks that other threads hold.
 
-House rules. Nothing here decides anything. Every process is a daemon: it ends with this program.
+House rules. Nothing here decides anything. Every process is a daemon: it ends with this program, also when this
+program is killed.
 
 Not here: which call may run (gate), what its end means (runner).
 """
@@ -180,12 +181,21 @@ def _opened(answer: bytes) -> object:
 def _serve(pipe: Connection) -> None:
     """Answer requests until the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that waits
+    threading.Thread(target=_end_with_parent, name="towerman-parent", daemon=True).start()
     while True:
         try:
             request = pipe.recv_bytes()
         except (EOFError, OSError):
             return
         pipe.send_bytes(_answer(request))
+
+
+def _end_with_parent() -> None:
+    """A program that was killed cannot end its processes, and one that computes does not look at its pipe."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _answer(request: bytes) -> bytes:

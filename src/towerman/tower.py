@@ -295,6 +295,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
+    """Fill in, from the environment and the file, the options that were not given as arguments.
+
+    The signature keeps the defaults that hold where no place gives an option; only out here can be seen whether an
+    argument was given that equals its default.
+    """
+
+    @wraps(init)
+    def filled(self: object, config: Source | None = None, **given: object) -> None:
+        read, options = settled(config, given)
+        cast("Callable[..., None]", init)(self, read, **options)
+
+    return cast("Callable[P, None]", filled)
+
+
 class Tower:
     """Clears every tool call before it runs: limits, order, access, permission, all in one step.
 
@@ -335,6 +350,7 @@ class Tower:
     ends it.
     """
 
+    @_from_all_places
     def __init__(
         self,
         config: Source | None = None,
@@ -885,25 +901,6 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
-
-
-def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
-    """Fill in, from the environment and the file, the options that were not given as arguments.
-
-    The signature keeps the defaults that hold where no place gives an option; only out here can be seen whether an
-    argument was given that equals its default.
-    """
-
-    @wraps(init)
-    def filled(self: Tower, config: Source | None = None, **given: object) -> None:
-        read, options = settled(config, given)
-        cast("Callable[..., None]", init)(self, read, **options)
-
-    return cast("Callable[P, None]", filled)
-
-
-# After the class, where the type checker has learned the attributes from the plain function.
-Tower.__init__ = _from_all_places(Tower.__init__)  # type: ignore[method-assign]
 
 
 def _is_plain(call: Call) -> bool:

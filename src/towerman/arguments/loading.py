@@ -235,6 +235,20 @@ class _Left:
             raise ArgumentsRefused(_TOO_LONG)
 
 
+def is_short(value: object, kind: type) -> bool:
+    """Is it a value of one of the plain types, short and of a size that is no matter? `kind` is its type.
+
+    Nothing of the value's own is called before its type is known to be a plain one.
+    """
+    if kind is str:
+        return len(value) <= SHORT and value.isascii()  # type: ignore[arg-type,attr-defined]  # it is text
+    if kind is int:
+        return -INT64 <= value < INT64  # type: ignore[operator]  # it is a number
+    if kind is float:
+        return isfinite(value)  # type: ignore[arg-type]  # it is a number
+    return kind is bool or value is None
+
+
 def _flat(given: dict[str, object]) -> tuple[dict[str, object], bool] | None:
     """What `copied` gives for few names and short values that are no containers; None for anything else."""
     if len(given) > FEW:
@@ -244,19 +258,9 @@ def _flat(given: dict[str, object]) -> tuple[dict[str, object], bool] | None:
         if type(name) is not str or len(name) > SHORT or not name.isascii():
             return None
         kind = type(value)
-        if kind is str:
-            if len(value) > SHORT or not value.isascii():  # type: ignore[arg-type,attr-defined]
-                return None
-        elif kind is int:
-            if not -INT64 <= value < INT64:  # type: ignore[operator]
-                return None
-        elif kind is float:
-            if not isfinite(value):  # type: ignore[arg-type]
-                return None
-        elif kind is bool:
-            bools = True
-        elif value is not None:
+        if not is_short(value, kind):
             return None
+        bools = bools or kind is bool
     return out, bools
 
 

@@ -28,12 +28,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence, Set
 from datetime import timedelta
 from decimal import Decimal
-from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Final, Protocol, Union, cast, get_args, get_origin
 
 from towerman.arguments.contract import ArgumentsRefused, Checker
 from towerman.arguments.functions import Unresolved, annotated_parameters, described_parameters, first_line, name_of
-from towerman.arguments.loading import FEW, INT64, SHORT, load
+from towerman.arguments.loading import FEW, SHORT, is_short, load
 from towerman.arguments.subschemas import as_list, as_mapping, branches_of, depth_limit, resolve
 from towerman.arguments.telling import (
     MOST_COUNTED,
@@ -203,18 +202,7 @@ class _FirstLook:
             if type(name) is not str or name not in kinds:
                 return None
             kind = type(value)
-            if kind is str:
-                if len(value) > SHORT or not value.isascii():  # type: ignore[arg-type,attr-defined]
-                    return None
-            elif kind is int:
-                if not -INT64 <= value < INT64:  # type: ignore[operator]
-                    return None
-            elif kind is float:
-                if not isfinite(value):  # type: ignore[arg-type]
-                    return None
-            elif kind is not bool and value is not None:
-                return None
-            if kind not in kinds[name]:
+            if not is_short(value, kind) or kind not in kinds[name]:
                 return None
             out[name] = value
         return out if len(given) == len(out) or self._required.issubset(given) else None

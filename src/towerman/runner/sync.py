@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Final, TypeVar, cast
 
@@ -113,6 +114,7 @@ class SyncDoor:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = loop = asyncio.new_event_loop()
+                weakref.finalize(self, _stop, loop)  # a tower that nobody closed takes its loop with it
                 self._thread = threading.Thread(target=self._serve, args=(loop,), name="towerman-loop", daemon=True)
                 self._thread.start()
             return self._loop
@@ -137,8 +139,15 @@ class SyncDoor:
         """Let the tower's own loop end; what is at work there is cancelled. Does not wait."""
         with self._lock:
             loop, self._loop, self._thread = self._loop, None, None
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(loop.stop)
+        if loop is not None:
+            _stop(loop)
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.call_soon_threadsafe(loop.stop)
+    except RuntimeError:  # it is closed
+        return
 
 
 def wait(done: threading.Event) -> None:
