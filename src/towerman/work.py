@@ -4,20 +4,26 @@ Theory. A batch is kept as columns (tools, keywords, wants, results) so that a c
 Only a granted call has an object of its own, a `Job`, and few of those live at once. What a call wants of the gate is
 worked out here, once for each tool and run where it touches nothing.
 
-House rules. State and look-ups only: nothing here starts, seals or decides.
+How a call is looked over before anything starts is here too, since it is the same for a batch that runs and for one
+that is only explained.
 
-Not here: running (runner), wording of results (sealing).
+House rules. State and look-ups only: nothing here starts, seals or admits.
+
+Not here: running (runner), wording of results (sealing), what a batch would do (explain).
 """
 
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
-from towerman.access import flat_holds
+from towerman.access import AccessRefused, flat_holds
+from towerman.arguments import ArgumentsRefused, near_names
 from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
 from towerman.clock import Clock
 from towerman.errors import Code
@@ -37,8 +43,19 @@ NOT_STARTED: Final = -1.0
 NO_PLAN: Final = Plan(0)
 """The plan of a batch that is not prepared."""
 
+ROOT: Final = "\0"
+"""What the keys begin with at which tools without resources exclude others; no resource's key does."""
+
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
+
+_UNDECLARED: Final = {
+    "ordered": "its calls run alone and in emitted order within their run",
+    "exclusive": "its calls run alone in the process",
+    "independent": "its calls run beside all others",
+}
+
+_log: Final = logging.getLogger("towerman")
 
 
 class Context(Generic[DepsT]):
@@ -133,6 +150,21 @@ class Want(Wants[Lot[Owner]]):
         other.holds = holds
         other.labels = labels
         return other
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call may not even be offered to the gate.
+
+    Args:
+        code: from `towerman.errors.CODES`.
+        message: a sentence for the model.
+        tool: whose call it is; None when there is no such tool.
+    """
+
+    code: Code
+    message: str
+    tool: Tool | None
 
 
 class Job:
@@ -366,6 +398,66 @@ class Core:
         run.bases[tool.name] = base
         return base
 
+    def most(self, size: int, *, planned: bool) -> int:
+        """How many of a response's calls are run; a batch with needs is not cut, since half a plan is none."""
+        policy = self.policy
+        if size > policy.max_calls_per_batch and not planned and policy.on_excess == "tell":
+            return policy.max_calls_per_batch
+        return size
+
+    def check(self, run: RunState, batch: Batch, index: int) -> tuple[Want, dict[str, object]] | Refusal:
+        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not."""
+        call = batch.calls[index]
+        name = _name(call.tool)
+        base = run.bases.get(name)
+        if base is None:
+            known = self.tools.get(name)
+            if known is None:
+                return Refusal("unknown_tool", self._unknown(run, name), None)
+            base = self.base(run, known)
+            self._hint(known)
+        tool = base.of
+        if run.may_call is not None and not run.may_call(name):
+            return Refusal("permission_denied", f"The tool {name!r} is not allowed in this run.", tool)
+        size = len(batch.calls)
+        if size > 1 and tool.policy.only_call:
+            message = f"The tool {name!r} must be the only call of a response; call it again alone."
+            return Refusal("not_alone", message, tool)
+        if batch.truncated and (index == size - 1 or not tool.effect_free):
+            return Refusal(
+                "truncated_response",
+                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
+                tool,
+            )
+        try:
+            keywords = tool.checker.check(call.arguments)
+        except ArgumentsRefused as refused:
+            return Refusal("invalid_arguments", refused.message, tool)
+        if not base.shared:
+            assert tool.rule is not None
+            try:
+                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
+            except AccessRefused as unnamed:
+                return Refusal(unnamed.code, str(unnamed), tool)
+            base = self.want(base, run, accesses)
+        return base, keywords
+
+    def _unknown(self, run: RunState, name: str) -> str:
+        known = [one for one in self.tools if run.may_call is None or run.may_call(one)]
+        near = near_names(name, known)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return f"There is no tool of this name.{hint}"
+
+    def _hint(self, tool: Tool) -> None:
+        """Say once, with its first call, that a tool's declaration is missing."""
+        if not tool.policy.declares_access and tool.name not in self.hinted:
+            self.hinted.add(tool.name)
+            _log.info(
+                "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
+                tool.name,
+                _UNDECLARED[tool.kind],
+            )
+
     def want(self, base: Want, run: RunState, accesses: tuple[Access, ...]) -> Want:
         """The base with the holds that these accesses need."""
         return base.with_holds(accesses, *self.holds(run.number, base.kind, accesses))
@@ -381,12 +473,12 @@ class Core:
         roots: tuple[Hold, ...] = ()
         names: dict[str, str] = {}
         if self.any_ordered:
-            key = f"\0run:{run}"
+            key = f"{ROOT}run:{run}"
             roots = ((key, X if kind == "ordered" else IX),)
             names[key] = _ORDER_OF_RUN
         if self.any_exclusive:
-            roots = (("\0process", X if kind == "exclusive" else IX), *roots)
-            names["\0process"] = _ORDER_OF_PROCESS
+            roots = ((f"{ROOT}process", X if kind == "exclusive" else IX), *roots)
+            names[f"{ROOT}process"] = _ORDER_OF_PROCESS
         if not roots:
             return holds, labels
         return roots + holds, {**labels, **names}
@@ -449,3 +541,8 @@ def pool_key(name: str, scope: str, run: RunState) -> str:
     if scope == "run":
         return f"pool:{name}@run:{run.number}"
     return f"pool:{name}@tenant:{run.tenant or ''}"
+
+
+def _name(given: object) -> str:
+    """A tool name as it came; what is no text names no tool."""
+    return given if isinstance(given, str) else ""
