@@ -10,6 +10,7 @@ from towerman.trace import Event, Observer, Span
 from towerman.work import Context
 
 if TYPE_CHECKING:
+    from towerman.explain import Explanation
     from towerman.observers import JsonlObserver, LogObserver
 
 __version__ = "0.1.0"
@@ -22,6 +23,7 @@ __all__ = [
     "Code",
     "Context",
     "Event",
+    "Explanation",
     "InputError",
     "JsonlObserver",
     "LogObserver",
@@ -46,4 +48,8 @@ def __getattr__(name: str) -> object:
         from towerman import observers
 
         return getattr(observers, name)
+    if name == "Explanation":
+        from towerman import explain
+
+        return explain.Explanation
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

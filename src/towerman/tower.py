@@ -52,6 +52,8 @@ from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
 from towerman.work import Context, Core, RunState, Work, pool_key
 
 if TYPE_CHECKING:
+    from towerman.explain import Explanation
+    from towerman.gate import Flow
     from towerman.runner import Shells
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
@@ -617,7 +619,42 @@ class Tower:
         Raises:
             PolicyError: an option out of its range.
         """
+        open_run = self._checked_run(
+            run_id=run_id,
+            tenant=tenant,
+            deps=deps,
+            priority=priority,
+            deadline=deadline,
+            allow=allow,
+            deny=deny,
+            max_concurrency=max_concurrency,
+            fail_fast=fail_fast,
+        )
         core = self._core
+        with core.lock:
+            self._run_count += 1
+            state = open_run(core, self._run_count)
+            if self._closed:
+                state.closed = "the tower is closed"
+            self._runs[state.number] = state
+            for name, pool in self.policy.pools.items():
+                self._stale.discard(pool_key(name, pool.scope, state))
+        return Run(self, state)
+
+    def _checked_run(
+        self,
+        *,
+        run_id: str | None = None,
+        tenant: str | None = None,
+        deps: object = None,
+        priority: int = 0,
+        deadline: float | datetime | None = None,
+        allow: Patterns = None,
+        deny: Patterns = None,
+        max_concurrency: int | None = None,
+        fail_fast: bool = False,
+    ) -> Callable[[Core, int], RunState]:
+        """The options of `run`, checked: what opens such a run of that number in a core, under its lock."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise PolicyError(f"priority: a whole number, higher goes first; got {shown(priority)}")
         if run_id is not None:
@@ -630,14 +667,13 @@ class Tower:
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
             )
         try:
-            limit = NEVER if deadline is None else instant_of(deadline, core.now())
+            limit = NEVER if deadline is None else instant_of(deadline, self._core.now())
         except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
         window = self.policy.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
-        with core.lock:
-            self._run_count += 1
-            number = self._run_count
+
+        def open_run(core: Core, number: int) -> RunState:
             flow = core.gate.open_flow(number, window, limit)
             state = RunState(
                 number,
@@ -650,17 +686,13 @@ class Tower:
                 fail_fast=fail_fast,
                 may_call=may_call,
             )
-            if self._closed:
-                state.closed = "the tower is closed"
-            self._runs[number] = state
             ledger = core.gate.ledger
             ledger.add_pool(LedgerPool(f"run:{number}", "pool run", window, scope="run", enforced=self._enforced))
             for name, pool in self.policy.pools.items():
                 if pool.scope != "process":
-                    key = pool_key(name, pool.scope, state)
                     ledger.add_pool(
                         LedgerPool(
-                            key,
+                            pool_key(name, pool.scope, state),
                             f"pool {name}",
                             pool.permits,
                             reserve=pool.reserve,
@@ -668,8 +700,40 @@ class Tower:
                             enforced=self._enforced,
                         )
                     )
-                    self._stale.discard(key)
-        return Run(self, state)
+            return state
+
+        return open_run
+
+    def explain(self, calls: object, *, format: str | None = None, **run_options: object) -> Explanation:
+        """What a batch would do: what would run together, what waits for what and why, what would be refused.
+
+        Runs nothing and changes nothing: no permit is taken, nothing is counted, learned or traced. It goes by the
+        limits as they are now and takes nothing else to be at work.
+
+        Args:
+            calls: as `Run.execute` takes them.
+            format: the form they have; None: found out.
+            run_options: those of `run`.
+
+        Returns:
+            An `Explanation`: printable as text, `to_dict()` for JSON, `to_svg()` for a drawing.
+
+        Raises:
+            InputError: it is no batch of calls in any known form.
+            PolicyError: an option of the run out of its range.
+        """
+        from towerman.explain import explain
+
+        batch = Run._decode(calls, format)
+        open_run = self._checked_run(**run_options)  # type: ignore[arg-type]  # checked there
+        core = self._core.rehearsal()
+        run = open_run(core, 0)
+        seen, needs, notice = core.look_over(run, batch)
+        estimates = core.estimates([core.tools.get(one.tool) for one in seen])
+        gate, flow = cast(
+            "tuple[Gate[int], Flow[int]]", (core.gate, run.flow)
+        )  # who owns a call is the caller's to say
+        return explain(seen, needs, gate, flow, core.now(), estimates=estimates, notice=notice)
 
     async def execute(
         self,

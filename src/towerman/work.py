@@ -20,20 +20,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast
 
+from towerman import sealing
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
-from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
-from towerman.clock import Clock
+from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, Result, X
+from towerman.clock import Clock, VirtualClock
 from towerman.errors import Code
 from towerman.gate import Entry, Flow, Gate, Lot
-from towerman.ledger import Wants
-from towerman.plan import Plan
+from towerman.ledger import Ledger, Wants
+from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.policy import OnResult, TowerPolicy
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
-from towerman.trace import Event
+from towerman.trace import UNKNOWN_TOOL, Event
+
+if TYPE_CHECKING:
+    from towerman.explain import Seen
 
 DepsT = TypeVar("DepsT")
 
@@ -43,9 +47,6 @@ NOT_STARTED: Final = -1.0
 NO_PLAN: Final = Plan(0)
 """The plan of a batch that is not prepared."""
 
-ROOT: Final = "\0"
-"""What the keys begin with at which tools without resources exclude others; no resource's key does."""
-
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
 
@@ -54,6 +55,9 @@ _UNDECLARED: Final = {
     "exclusive": "its calls run alone in the process",
     "independent": "its calls run beside all others",
 }
+
+_ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
+"""What people are shown of a tool's calls that touch no resource of their own."""
 
 _log: Final = logging.getLogger("towerman")
 
@@ -398,6 +402,23 @@ class Core:
         run.bases[tool.name] = base
         return base
 
+    def rehearsal(self) -> Core:
+        """A core with the same tools and limits and nothing at work: what is tried on it changes nothing here.
+
+        Its time stands still. Limits that count for a run or a tenant are not there yet.
+        """
+        with self.lock:
+            other = Core(self.policy, Gate(Ledger()), VirtualClock(self.now()))
+            other.tools = dict(self.tools)
+            other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
+            other.any_subtree = self.any_subtree
+            other.hinted = set(self.tools)
+            other.means = dict(self.means)
+            for pool in self.gate.ledger.pools.values():
+                if pool.scope == "process":
+                    other.gate.ledger.add_pool(pool.anew())
+        return other
+
     def most(self, size: int, *, planned: bool) -> int:
         """How many of a response's calls are run; a batch with needs is not cut, since half a plan is none."""
         policy = self.policy
@@ -441,6 +462,44 @@ class Core:
                 return Refusal(unnamed.code, str(unnamed), tool)
             base = self.want(base, run, accesses)
         return base, keywords
+
+    def look_over(
+        self, run: RunState, batch: Batch
+    ) -> tuple[list[Seen], list[tuple[int, ...]] | PlanRefused | None, str | None]:
+        """A whole batch for an explanation: its calls, what they need of each other (or why that cannot be followed),
+        and what the model would be told about the batch.
+        """
+        from towerman.explain import Seen
+
+        calls = batch.calls
+        size = len(calls)
+        try:
+            needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+        except PlanRefused as refused:
+            return [Seen(call, self._known(call)) for call in calls], refused, None
+        most = self.most(size, planned=needs is not None)
+        seen = [self._seen(run, batch, index) for index in range(most)]
+        for index in range(most, size):
+            capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))
+            seen.append(Seen(calls[index], self._known(calls[index]), refusal=capped))
+        return seen, needs, sealing.notice(most, size) if most < size else None
+
+    def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
+        from towerman.explain import Seen
+
+        call = batch.calls[index]
+        found = self.check(run, batch, index)
+        if isinstance(found, Refusal):
+            return Seen(call, self._known(call), refusal=(found.code, found.message))
+        want, _ = found
+        touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
+        touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
+        return Seen(call, want.tool, tuple(dict.fromkeys(touches)), cast("Wants[Lot[int]]", want))
+
+    def _known(self, call: Call) -> str:
+        """The name under which a call is recorded."""
+        name = _name(call.tool)
+        return name if name in self.tools else UNKNOWN_TOOL
 
     def _unknown(self, run: RunState, name: str) -> str:
         known = [one for one in self.tools if run.may_call is None or run.may_call(one)]
