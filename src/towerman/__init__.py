@@ -10,6 +10,7 @@ from towerman.trace import Event, Observer, Span
 from towerman.work import Context
 
 if TYPE_CHECKING:
+    from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.observers import JsonlObserver, LogObserver
 
@@ -20,6 +21,7 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Call",
+    "CheckReport",
     "Code",
     "Context",
     "Event",
@@ -42,14 +44,14 @@ __all__ = [
 ]
 
 
+_LATER = {"CheckReport": "check", "Explanation": "explain", "JsonlObserver": "observers", "LogObserver": "observers"}
+
+
 def __getattr__(name: str) -> object:
     """What brings further modules with it is imported when it is first asked for."""
-    if name in ("JsonlObserver", "LogObserver"):
-        from towerman import observers
+    if name in _LATER:
+        from importlib import import_module
 
-        return getattr(observers, name)
-    if name == "Explanation":
-        from towerman import explain
-
-        return explain.Explanation
+        value: object = getattr(import_module(f"towerman.{_LATER[name]}"), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

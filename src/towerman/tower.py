@@ -52,6 +52,7 @@ from towerman.trace import UNKNOWN_TOOL, Event, Observer, Span
 from towerman.work import Context, Core, RunState, Work, pool_key
 
 if TYPE_CHECKING:
+    from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
     from towerman.runner import Shells
@@ -734,6 +735,26 @@ class Tower:
             "tuple[Gate[int], Flow[int]]", (core.gate, run.flow)
         )  # who owns a call is the caller's to say
         return explain(seen, needs, gate, flow, core.now(), estimates=estimates, notice=notice)
+
+    def check(self, *, deadline: float | None = None) -> CheckReport:
+        """Is this tower ready for tools that run at the same time? Nine questions answered, scopes, and findings.
+
+        Reads declarations only: nothing is called.
+
+        Args:
+            deadline: seconds that its runs may last; timeouts and waits above it are then findings.
+
+        Returns:
+            A `CheckReport`: printable as text, `to_dict()` for JSON, `ok` where there is no error and no warning.
+
+        Raises:
+            PolicyError: a deadline that is no number of seconds above 0.
+        """
+        from towerman.check import check
+
+        core = self._core
+        most = None if deadline is None else seconds("check: deadline", deadline)
+        return check(core.policy, list(core.tools.values()), deadline=most)
 
     async def execute(
         self,
