@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.report import ObserveReport
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "InputError",
     "JsonlObserver",
     "LogObserver",
+    "ObserveReport",
     "Observer",
     "PolicyError",
     "Pool",
@@ -44,7 +46,13 @@ __all__ = [
 ]
 
 
-_LATER = {"CheckReport": "check", "Explanation": "explain", "JsonlObserver": "observers", "LogObserver": "observers"}
+_LATER = {
+    "CheckReport": "check",
+    "Explanation": "explain",
+    "JsonlObserver": "observers",
+    "LogObserver": "observers",
+    "ObserveReport": "report",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast, overload
 from towerman.calls import Batch, Call, Result
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.errors import PolicyError
-from towerman.gate import NEVER, Gate
+from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.ledger import Pool as LedgerPool
 from towerman.policy import (
@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells
+    from towerman.watched import Watched
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 
@@ -379,8 +381,8 @@ class Tower:
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; served by a thread of their own.
-        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `statistics()` shows by their
-            peaks what they would have held back. Nothing else is relaxed: not order and resources, not permission,
+        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `report()` says what they
+            would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
@@ -418,8 +420,18 @@ class Tower:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.policy = TowerPolicy(**{**given, "pools": pools_of(pools)})
         self._courier: Courier[Event] = Courier(())
-        gate: Gate[tuple[Work, int]] = Gate(Ledger())
-        self._core = Core(self.policy, gate, _clock or RealClock())
+        clock = _clock or RealClock()
+        self._enforced = mode == "enforce"
+        self._born = clock.now()
+        self._watched: Watched[Lot[tuple[Work, int]]] | None = None
+        self._tally: Tally | None = None
+        if not self._enforced:
+            from towerman.report import Tally
+            from towerman.watched import Watched
+
+            self._watched, self._tally = Watched(clock.now), Tally()
+        gate: Gate[tuple[Work, int]] = Gate(self._watched or Ledger())
+        self._core = Core(self.policy, gate, clock)
         self._made: Shells | None = None
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
@@ -432,8 +444,9 @@ class Tower:
             raise PolicyError(f"observers: a list of callables; got {shown(observers)}") from None
         for observer in listed:
             self.add_observer(observer)
+        if self._tally is not None:
+            self.add_observer(self._tally)
         ledger = gate.ledger
-        self._enforced = mode == "enforce"
         ledger.add_pool(LedgerPool("process", "pool process", max_concurrency, enforced=self._enforced))
         for name, pool in self.policy.pools.items():
             if pool.scope == "process":
@@ -849,6 +862,35 @@ class Tower:
             events_dropped=sent["dropped"],
             observer_failures=sent["failed"],
         )
+
+    def report(self) -> ObserveReport:
+        """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
+
+        What was serialised, refused or cut really happened; of the limits it says how many calls would have waited or
+        been refused, and how long at least. Waits until its own observer has seen every event so far, at most the
+        tower's `grace` seconds.
+
+        Raises:
+            PolicyError: the tower enforces its limits; what they do then is told by `statistics` and by each result.
+        """
+        from towerman.report import reported
+
+        ledger, tally = self._watched, self._tally
+        if ledger is None or tally is None:
+            raise PolicyError("report: only with Tower(mode='observe'); where limits are enforced, see statistics()")
+        whole = self.flush()
+        core = self._core
+        with core.lock:
+            ledger.add_up()
+            dropped = self._courier.statistics()["dropped"]
+            return reported(
+                tally,
+                ledger.limits,
+                ledger.waiting,
+                ledger.refused,
+                core.now() - self._born,
+                complete=whole and not dropped,
+            )
 
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")

@@ -496,10 +496,14 @@ class Core:
         touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
         return Seen(call, want.tool, tuple(dict.fromkeys(touches)), cast("Wants[Lot[int]]", want))
 
+    def tool_of(self, call: Call) -> Tool | None:
+        """The tool that a call names, if there is one."""
+        return self.tools.get(_name(call.tool))
+
     def _known(self, call: Call) -> str:
         """The name under which a call is recorded."""
-        name = _name(call.tool)
-        return name if name in self.tools else UNKNOWN_TOOL
+        tool = self.tool_of(call)
+        return UNKNOWN_TOOL if tool is None else tool.name
 
     def _unknown(self, run: RunState, name: str) -> str:
         known = [one for one in self.tools if run.may_call is None or run.may_call(one)]

@@ -15,6 +15,7 @@ from towerman.gate import GRANTED, Entry, Flow, Gate, Offer
 from towerman.ledger import UNLIMITED, Pool, Wants
 from towerman.lots import Lot
 from towerman.plan import Plan, PlanRefused
+from towerman.watched import limit_name
 
 
 def explain(
@@ -230,20 +231,14 @@ def _longest_chain(plan: Plan, runs: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _permits(wants: Wants[Lot[int]]) -> dict[str, int]:
-    return {shown_limit(pool.key): units for pool, units in wants.pools}
+    return {limit_name(pool.key): units for pool, units in wants.pools}
 
 
 def _limits(gate: Gate[int], wants: Iterable[Wants[Lot[int]] | None]) -> tuple[Limit, ...]:
     """The limits that these calls want of, in the order in which the tower has them."""
     used = {key for one in wants if one is not None for key, _ in one.permits}
     return tuple(
-        Limit(shown_limit(key), pool.declared, pool.scope, pool.limit != UNLIMITED)
+        Limit(limit_name(key), pool.declared, pool.scope, pool.limit != UNLIMITED)
         for key, pool in gate.ledger.pools.items()
         if key in used
     )
-
-
-def shown_limit(key: str) -> str:
-    """What a limit is called, of its key in the ledger."""
-    name = key.partition("@")[0]
-    return "run" if name.startswith("run:") else name.removeprefix("pool:")

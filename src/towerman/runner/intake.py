@@ -58,6 +58,7 @@ class Intake(Sealer):
                 needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
             for index in range(size):
+                work.tools[index] = core.tool_of(calls[index])
                 self._refuse(work, index, refused.code, refused.message)
             self._hand_on(work)
             return
@@ -72,6 +73,7 @@ class Intake(Sealer):
                 if want is not None and want.holds:
                     any_holds = True
             else:
+                work.tools[index] = core.tool_of(calls[index])
                 self._refuse(work, index, "call_cap", sealing.capped(most, index, size))
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
