@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import Stage, on_stage
@@ -803,3 +804,9 @@ def test_g4_groups_under_one_limit_are_what_runs_together(batch: list[Shape], li
     assert {index: float(number) for number, group in enumerate(told.groups) for index in group} == {
         index: came for index, (came, _) in spans.items()
     }
+
+
+def test_the_drawing_in_the_docs_is_the_one_that_is_made(tmp_path: Any) -> None:
+    """R-140: the picture on the page is what `to_svg` gives for the demo's batch."""
+    made = open_tower(Desk(tmp_path)).explain(FORMS["openai"]()).to_svg()
+    assert (ROOT / "docs" / "explained.svg").read_text(encoding="utf-8") == made, "write it anew with to_svg()"
