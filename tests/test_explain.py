@@ -115,8 +115,9 @@ def test_the_text_names_groups_reasons_and_limits(stage: Stage) -> None:
         "\n"
         "limits: process 32, crm 1, tool:write 1, run 8\n"
         "\n"
-        "A group is what runs at the same time if every call lasts equally long. Where calls do not, those that do\n"
-        "not wait for each other overlap more. Nothing else is taken to be at work."
+        "A group is what runs at the same time if every call lasts equally long. Where they\n"
+        "do not, calls that do not wait for each other overlap more. Nothing else is taken\n"
+        "to be at work."
     )
     assert str(tower.explain([calls[0]])).splitlines()[0] == "1 call would run in 1 group."
     assert str(tower.explain([Call("nobody", {})])).splitlines()[0] == "1 call would be refused."

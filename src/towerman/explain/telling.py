@@ -49,8 +49,9 @@ def tell(
     if len(groups) > 1:
         lines += [
             "",
-            "A group is what runs at the same time if every call lasts equally long. Where calls do not, those that do",
-            "not wait for each other overlap more. Nothing else is taken to be at work.",
+            "A group is what runs at the same time if every call lasts equally long. Where they",
+            "do not, calls that do not wait for each other overlap more. Nothing else is taken",
+            "to be at work.",
         ]
     return "\n".join(lines)
 
