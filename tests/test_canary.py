@@ -482,6 +482,8 @@ SINKS: dict[str, Callable[[Seen], str]] = {
     "repr of contexts": lambda seen: repr(seen.contexts),
     "repr of statistics": lambda seen: repr(seen.tower.statistics()),
     "repr of gate and ledger": lambda seen: repr((gate_of(seen.tower), gate_of(seen.tower).ledger)),
+    "explanation as text, JSON, drawing and repr": lambda seen: explained(seen),
+    "check of the declarations": lambda seen: _lines([seen.tower.check(), json.dumps(seen.tower.check().to_dict())]),
     "repr of everything alive in Towerman": lambda seen: _lines(list(seen.alive)),
     "errors raised to the caller": lambda seen: _lines(
         [
@@ -491,6 +493,15 @@ SINKS: dict[str, Callable[[Seen], str]] = {
         ]
     ),
 }
+
+
+def explained(seen: Seen) -> str:
+    """What is said of the batch before it runs."""
+    try:
+        told = seen.tower.explain(seen.given)
+    except InputError as error:
+        return _lines([error, repr(error)])
+    return _lines([told, json.dumps(told.to_dict(), ensure_ascii=False), told.to_svg(), repr(told), repr(told.calls)])
 
 
 def living() -> list[str]:

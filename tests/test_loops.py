@@ -481,3 +481,27 @@ def test_a_tower_after_fork() -> None:
     child, parent = told.splitlines()
     assert child == "0 (0, 0, 1) True ['quick', 'wrote', 'quick', 'wrote'] [None]"
     assert parent == "['quick', 'wrote', 'quick', 'wrote'] ['done', 'done']"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_watched_tower_after_fork() -> None:
+    """S13: in the child of a fork a tower in observe mode watches anew: its report speaks of the child alone."""
+    told = script("""
+        import os
+        from towerman import Call, Tower
+        tower = Tower(mode="observe", pools={"db": 1})
+        @tower.tool(independent=True, pools=["db"])
+        def work() -> str:
+            return "done"
+        tower.execute_sync([Call("work", {})] * 3)
+        child = os.fork()
+        if not child:
+            tower.execute_sync([Call("work", {})] * 2)
+        else:
+            os.waitpid(child, 0)
+        report = tower.report()
+        print(report.calls, report.batches, sorted(one.name for one in report.limits), flush=True)
+        if not child:
+            os._exit(0)
+    """)
+    assert told.splitlines() == ["2 1 ['db', 'process', 'run']", "3 1 ['db', 'process', 'run']"]

@@ -2716,8 +2716,8 @@ def test_latches_do_not_hang(stage: Stage) -> None:
     stage.run(main())
 
 
-@pytest.mark.parametrize("room", ["Plan", "near_names"])
-def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pytest.MonkeyPatch, room: str) -> None:
+@pytest.mark.parametrize("name", ["towerman.runner.intake.Plan", "towerman.work.near_names"])
+def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """G1: something of Towerman's own breaks while a batch is prepared: every call has a result, then the fault is
     raised.
     """
@@ -2733,7 +2733,7 @@ def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pyt
     async def main() -> None:
         async with tower.run() as run:
             with monkeypatch.context() as patched:
-                patched.setattr(towerman.runner.intake, room, broken)
+                patched.setattr(name, broken)
                 with pytest.raises(ZeroDivisionError):
                     await run.execute([Call("work", {}), Call("nobody", {}), Call("work", {})])
             assert run.last_batch is not None

@@ -10,7 +10,10 @@ from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
+    from towerman.check import CheckReport
+    from towerman.explain import Explanation
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.report import ObserveReport
 
 __version__ = "0.1.0"
 
@@ -19,12 +22,15 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Call",
+    "CheckReport",
     "Code",
     "Context",
     "Event",
+    "Explanation",
     "InputError",
     "JsonlObserver",
     "LogObserver",
+    "ObserveReport",
     "Observer",
     "PolicyError",
     "Pool",
@@ -40,10 +46,20 @@ __all__ = [
 ]
 
 
+_LATER = {
+    "CheckReport": "check",
+    "Explanation": "explain",
+    "JsonlObserver": "observers",
+    "LogObserver": "observers",
+    "ObserveReport": "report",
+}
+
+
 def __getattr__(name: str) -> object:
     """What brings further modules with it is imported when it is first asked for."""
-    if name in ("JsonlObserver", "LogObserver"):
-        from towerman import observers
+    if name in _LATER:
+        from importlib import import_module
 
-        return getattr(observers, name)
+        value: object = getattr(import_module(f"towerman.{_LATER[name]}"), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -121,6 +121,9 @@ class Access:
 Hold = tuple[str, Mode]
 """A flat key and the mode in which it is held."""
 
+ROOT: Final = "\0"
+"""What a flat key begins with at which tools without resources exclude others; no resource's key does."""
+
 
 class Ask:
     """What a ready call wants, in one step: all of it or nothing.

@@ -87,6 +87,11 @@ class Pool(State[LotT]):
         self.peak = 0
         self.orphaned = 0
 
+    def anew(self) -> Pool[LotT]:
+        """The same limit with nothing held."""
+        enforced = self.limit != UNLIMITED
+        return Pool(self.key, self.label, self.declared, reserve=self.reserve, scope=self.scope, enforced=enforced)
+
     def room(self, priority: int) -> int:
         """Permits that a call of that priority may ever have."""
         return self.limit if priority > 0 else self.limit - self.reserve

@@ -65,6 +65,26 @@ def refusal(code: Code, blocker: str, wait: float) -> str:
     return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait)
 
 
+def notice(most: int, size: int) -> str:
+    """What the model is told of a batch that was cut."""
+    return (
+        f"Ran {most} of {size} calls: at most {most} calls are run for one response. "
+        "Narrow the request, or ask for the rest in the next turn."
+    )
+
+
+def capped(most: int, index: int, size: int) -> str:
+    """Why a call beyond the cap does not start. The notice has no place of its own in a conversation: the last call
+    carries it.
+    """
+    return notice(most, size) if index == size - 1 else f"Not run: at most {most} calls are run for one response."
+
+
+def unneeded(culprit: int, call: Call) -> str:
+    """Why a call is skipped: the one that it needs has failed."""
+    return f"Not run: call {culprit}{named(call)}, which it needs, did not succeed."
+
+
 def closing(code: Code, reason: str) -> str:
     """Why a call of a batch that is ended early does not start."""
     if code == "sibling_failed":

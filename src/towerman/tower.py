@@ -55,7 +55,12 @@ from towerman.trace import Event, Observer
 from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
 
 if TYPE_CHECKING:
+    from towerman.check import CheckReport
+    from towerman.explain import Explanation
+    from towerman.gate import Flow
+    from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
+    from towerman.watched import Watched
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 P = ParamSpec("P")
@@ -334,8 +339,8 @@ class Tower:
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; each is served by a thread of its own.
-        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `statistics()` shows by their
-            peaks what they would have held back. Nothing else is relaxed: not order and resources, not permission,
+        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `report()` says what they
+            would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
@@ -382,7 +387,11 @@ class Tower:
         self._declared: dict[str, tuple[Callable[..., object], Mapping[str, object]]] = {}
         check_rules(self._config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
-        self._core = Core(self.options, Gate(Ledger()), _clock or RealClock())
+        clock = _clock or RealClock()
+        self._born = clock.now()
+        self._watched: Watched[Lot[tuple[Work, int]]] | None = None
+        self._tally: Tally | None = None
+        self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
@@ -396,51 +405,71 @@ class Tower:
             raise PolicyError(f"observers: a list of callables; got {shown(observers)}") from None
         for observer in listed:
             self.add_observer(observer)
-        self._add_pool("process", "pool process", max_concurrency)
-        self._add_named_pools("process", None)
+        tally = cast("Tally | None", self._tally)
+        if tally is not None:
+            self.add_observer(tally)
+        self._add_process_pools(self._core)
         _TOWERS.add(self)
 
-    def _add_pool(self, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process") -> None:
+    def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
+        if self.options.mode == "enforce":
+            return Ledger()
+        from towerman.report import Tally
+        from towerman.watched import Watched
+
+        if self._tally is None:
+            self._tally = Tally()
+        self._watched = Watched(clock.now)
+        return self._watched
+
+    def _add_pool(
+        self, core: Core, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process"
+    ) -> None:
         enforced = self.options.mode == "enforce"
         pool: LedgerPool[Lot[tuple[Work, int]]] = LedgerPool(
             key, label, permits, reserve=reserve, scope=scope, enforced=enforced
         )
-        self._core.gate.ledger.add_pool(pool)
+        core.gate.ledger.add_pool(pool)
 
-    def _add_named_pools(self, scope: str, state: RunState | None) -> None:
+    def _add_named_pools(self, core: Core, scope: str, state: RunState | None) -> None:
         """The named pools of a scope: for the process, or as far as they count for a run."""
         for name, pool in self.options.pools.items():
             if pool.scope == scope:
                 key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
-                self._add_pool(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
-                self._stale.discard(key)
+                self._add_pool(core, key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
+
+    def _add_process_pools(self, core: Core) -> None:
+        self._add_pool(core, "process", "pool process", self.options.max_concurrency)
+        self._add_named_pools(core, "process", None)
 
     def _add_tool_pool(self, tool: Tool) -> None:
         if tool.policy.max_concurrency is not None:
-            self._add_pool(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+            self._add_pool(self._core, f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
 
-    def _add_run_pools(self, state: RunState) -> None:
-        self._add_pool(f"run:{state.number}", "pool run", state.flow.window, scope="run")
-        self._add_named_pools("run", state)
-        self._add_named_pools("tenant", state)
+    def _add_run_pools(self, core: Core, state: RunState) -> None:
+        self._add_pool(core, f"run:{state.number}", "pool run", state.flow.window, scope="run")
+        self._add_named_pools(core, "run", state)
+        self._add_named_pools(core, "tenant", state)
 
     def _after_fork(self) -> None:
         """In the child of a fork: what was at work belongs to the parent, and its threads and loops are not here."""
         core = self._core
-        core.reset(Gate(Ledger()))
+        core.reset(Gate(self._new_ledger(core.clock)))
+        self._born = core.now()
+        if self._tally is not None:
+            self._tally.clear()
         self._made = self._door = None
         self._stale.clear()
         self._courier = self._courier.anew()
         if core.emit is not None:
             core.emit = self._courier.sender()
             core.gate.notes = []
-        self._add_pool("process", "pool process", self.options.max_concurrency)
-        self._add_named_pools("process", None)
+        self._add_process_pools(core)
         for tool in core.tools.values():
             self._add_tool_pool(tool)
         for state in self._runs.values():
             state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
-            self._add_run_pools(state)
+            self._add_run_pools(core, state)
 
     @property
     def _sync(self) -> SyncDoor:
@@ -667,7 +696,44 @@ class Tower:
         Raises:
             PolicyError: an option out of its range.
         """
+        open_run = self._checked_run(
+            run_id=run_id,
+            tenant=tenant,
+            deps=deps,
+            priority=priority,
+            deadline=deadline,
+            allow=allow,
+            deny=deny,
+            max_concurrency=max_concurrency,
+            fail_fast=fail_fast,
+        )
         core = self._core
+        with core.lock:
+            self._run_count += 1
+            state = open_run(core, self._run_count)
+            if self._closed:
+                state.closed = "the tower is closed"
+            self._runs[state.number] = state
+            for name, pool in self.options.pools.items():
+                self._stale.discard(pool_key(name, pool.scope, state))
+        run = Run(self, state)
+        state.execute = run.execute
+        return run
+
+    def _checked_run(
+        self,
+        *,
+        run_id: str | None = None,
+        tenant: str | None = None,
+        deps: object = None,
+        priority: int = 0,
+        deadline: float | datetime | None = None,
+        allow: Patterns = None,
+        deny: Patterns = None,
+        max_concurrency: int | None = None,
+        fail_fast: bool = False,
+    ) -> Callable[[Core, int], RunState]:
+        """The options of `run`, checked: what opens such a run of that number in a core, under its lock."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise PolicyError(f"priority: a whole number, higher goes first; got {shown(priority)}")
         if run_id is not None:
@@ -680,14 +746,13 @@ class Tower:
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
             )
         try:
-            limit = NEVER if deadline is None else instant_of(deadline, core.now())
+            limit = NEVER if deadline is None else instant_of(deadline, self._core.now())
         except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
         window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
-        with core.lock:
-            self._run_count += 1
-            number = self._run_count
+
+        def open_run(core: Core, number: int) -> RunState:
             flow = core.gate.open_flow(number, window, limit)
             state = RunState(
                 number,
@@ -700,13 +765,61 @@ class Tower:
                 fail_fast=fail_fast,
                 may_call=may_call,
             )
-            if self._closed:
-                state.closed = "the tower is closed"
-            self._runs[number] = state
-            self._add_run_pools(state)
-        run = Run(self, state)
-        state.execute = run.execute
-        return run
+            self._add_run_pools(core, state)
+            return state
+
+        return open_run
+
+    def explain(self, calls: object, *, format: str | None = None, **run_options: object) -> Explanation:
+        """What a batch would do: what would run together, what waits for what and why, what would be refused.
+
+        Runs nothing and changes nothing: no permit is taken, nothing is counted, learned or traced. It goes by the
+        limits as they are now and takes nothing else to be at work.
+
+        Args:
+            calls: as `Run.execute` takes them.
+            format: the form they have; None: found out.
+            run_options: those of `run`.
+
+        Returns:
+            An `Explanation`: printable as text, `to_dict()` for JSON, `to_svg()` for a drawing.
+
+        Raises:
+            InputError: it is no batch of calls in any known form.
+            PolicyError: an option of the run out of its range.
+        """
+        from towerman.explain import explain
+
+        batch = Run._decode(calls, format)
+        open_run = self._checked_run(**run_options)  # type: ignore[arg-type]  # checked there
+        core = self._core.rehearsal()
+        run = open_run(core, 0)
+        seen, needs, notice = core.look_over(run, batch)
+        estimates = core.estimates([core.tools.get(one.tool) for one in seen])
+        gate, flow = cast(
+            "tuple[Gate[int], Flow[int]]", (core.gate, run.flow)
+        )  # who owns a call is the caller's to say
+        return explain(seen, needs, gate, flow, core.now(), estimates=estimates, notice=notice)
+
+    def check(self, *, deadline: float | None = None) -> CheckReport:
+        """Is this tower ready for tools that run at the same time? Nine questions answered, scopes, and findings.
+
+        Reads declarations only: nothing is called.
+
+        Args:
+            deadline: seconds that its runs may last; timeouts and waits above it are then findings.
+
+        Returns:
+            A `CheckReport`: printable as text, `to_dict()` for JSON, `ok` where there is no error and no warning.
+
+        Raises:
+            PolicyError: a deadline that is no number of seconds above 0.
+        """
+        from towerman.check import check
+
+        core = self._core
+        most = None if deadline is None else seconds("check: deadline", deadline)
+        return check(core.policy, list(core.tools.values()), deadline=most)
 
     async def execute(
         self,
@@ -824,6 +937,35 @@ class Tower:
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
         )
+
+    def report(self) -> ObserveReport:
+        """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
+
+        What was serialised, refused or cut really happened; of the limits it says how many calls would have waited or
+        been refused, and how long at least. Waits until its own observer has seen every event so far, at most the
+        tower's `grace` seconds.
+
+        Raises:
+            PolicyError: the tower enforces its limits; what they do then is told by `statistics` and by each result.
+        """
+        from towerman.report import reported
+
+        ledger, tally = self._watched, self._tally
+        if ledger is None or tally is None:
+            raise PolicyError("report: only with Tower(mode='observe'); where limits are enforced, see statistics()")
+        whole = self.flush()
+        core = self._core
+        with core.lock:
+            ledger.add_up()
+            dropped = self._courier.statistics()["dropped"]
+            return reported(
+                tally,
+                ledger.limits,
+                ledger.waiting,
+                ledger.refused,
+                core.now() - self._born,
+                complete=whole and not dropped,
+            )
 
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")

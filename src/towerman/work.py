@@ -4,32 +4,40 @@ Theory. A batch is kept as columns (tools, keywords, wants, results) so that a c
 Only a granted call has an object of its own, a `Job`, and few of those live at once. What a call wants of the gate is
 worked out here, once for each tool and run where it touches nothing.
 
-House rules. State and look-ups only: nothing here starts, seals or decides.
+How a call is looked over before anything starts is here too, since it is the same for a batch that runs and for one
+that is only explained.
 
-Not here: running (runner), wording of results (sealing).
+House rules. State and look-ups only: nothing here starts, seals or admits.
+
+Not here: running (runner), wording of results (sealing), what a batch would do (explain).
 """
 
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast, overload
 
-from towerman.access import flat_holds
-from towerman.calls import IX, Access, Batch, Call, Hold, Outcome, Result, X
-from towerman.clock import Clock
+from towerman import sealing
+from towerman.access import AccessRefused, flat_holds
+from towerman.arguments import ArgumentsRefused, near_names
+from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, Result, X
+from towerman.clock import Clock, VirtualClock
 from towerman.errors import Code
 from towerman.gate import Entry, Flow, Gate, Lot
-from towerman.ledger import Wants
-from towerman.plan import Plan
+from towerman.ledger import Ledger, Wants
+from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.policy import OnResult, TowerPolicy, whole
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Event, Span
 
 if TYPE_CHECKING:
+    from towerman.explain import Seen
     from towerman.processes import Processes
 
 DepsT = TypeVar("DepsT")
@@ -42,6 +50,17 @@ NO_PLAN: Final = Plan(0)
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
+
+_UNDECLARED: Final = {
+    "ordered": "its calls run alone and in emitted order within their run",
+    "exclusive": "its calls run alone in the process",
+    "independent": "its calls run beside all others",
+}
+
+_ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
+"""What people are shown of a tool's calls that touch no resource of their own."""
+
+_log: Final = logging.getLogger("towerman")
 
 
 class Context(Generic[DepsT]):
@@ -181,6 +200,21 @@ class Want(Wants[Lot[Owner]]):
         other.holds = holds
         other.labels = labels
         return other
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a call may not even be offered to the gate.
+
+    Args:
+        code: from `towerman.errors.CODES`.
+        message: a sentence for the model.
+        tool: whose call it is; None when there is no such tool.
+    """
+
+    code: Code
+    message: str
+    tool: Tool | None
 
 
 class Job:
@@ -486,6 +520,7 @@ class Core:
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
         self.policy = policy
         self.gate = gate
+        self.clock = clock
         self.now = clock.now
         self.lock = threading.Lock()
         self.emit: Callable[[Event], None] | None = None
@@ -565,6 +600,125 @@ class Core:
         run.bases[tool.name] = base
         return base
 
+    def rehearsal(self) -> Core:
+        """A core with the same tools and limits and nothing at work: what is tried on it changes nothing here.
+
+        Its time stands still. Limits that count for a run or a tenant are not there yet.
+        """
+        with self.lock:
+            other = Core(self.policy, Gate(Ledger()), VirtualClock(self.now()))
+            other.tools = dict(self.tools)
+            other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
+            other.any_subtree = self.any_subtree
+            other.hinted = set(self.tools)
+            other.means = dict(self.means)
+            for pool in self.gate.ledger.pools.values():
+                if pool.scope == "process":
+                    other.gate.ledger.add_pool(pool.anew())
+        return other
+
+    def most(self, size: int, *, planned: bool) -> int:
+        """How many of a response's calls are run; a batch with needs is not cut, since half a plan is none."""
+        policy = self.policy
+        if size > policy.max_calls_per_batch and not planned and policy.on_excess == "tell":
+            return policy.max_calls_per_batch
+        return size
+
+    def check(self, run: RunState, batch: Batch, index: int) -> tuple[Want, dict[str, object]] | Refusal:
+        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not."""
+        call = batch.calls[index]
+        name = _name(call.tool)
+        base = run.bases.get(name)
+        if base is None:
+            known = self.tools.get(name)
+            if known is None:
+                return Refusal("unknown_tool", self._unknown(run, name), None)
+            base = self.base(run, known)
+            self._hint(known)
+        tool = base.of
+        if run.may_call is not None and not run.may_call(name):
+            return Refusal("permission_denied", f"The tool {name!r} is not allowed in this run.", tool)
+        size = len(batch.calls)
+        if size > 1 and tool.policy.only_call:
+            message = f"The tool {name!r} must be the only call of a response; call it again alone."
+            return Refusal("not_alone", message, tool)
+        if batch.truncated and (index == size - 1 or not tool.effect_free):
+            return Refusal(
+                "truncated_response",
+                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
+                tool,
+            )
+        try:
+            keywords = tool.checker.check(call.arguments)
+        except ArgumentsRefused as refused:
+            return Refusal("invalid_arguments", refused.message, tool)
+        if not base.shared:
+            assert tool.rule is not None
+            try:
+                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
+            except AccessRefused as unnamed:
+                return Refusal(unnamed.code, str(unnamed), tool)
+            base = self.want(base, run, accesses)
+        return base, keywords
+
+    def look_over(
+        self, run: RunState, batch: Batch
+    ) -> tuple[list[Seen], list[tuple[int, ...]] | PlanRefused | None, str | None]:
+        """A whole batch for an explanation: its calls, what they need of each other (or why that cannot be followed),
+        and what the model would be told about the batch.
+        """
+        from towerman.explain import Seen
+
+        calls = batch.calls
+        size = len(calls)
+        try:
+            needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+        except PlanRefused as refused:
+            return [Seen(call, self._known(call)) for call in calls], refused, None
+        most = self.most(size, planned=needs is not None)
+        seen = [self._seen(run, batch, index) for index in range(most)]
+        for index in range(most, size):
+            capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))
+            seen.append(Seen(calls[index], self._known(calls[index]), refusal=capped))
+        return seen, needs, sealing.notice(most, size) if most < size else None
+
+    def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
+        from towerman.explain import Seen
+
+        call = batch.calls[index]
+        found = self.check(run, batch, index)
+        if isinstance(found, Refusal):
+            return Seen(call, self._known(call), refusal=(found.code, found.message))
+        want, _ = found
+        touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
+        touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
+        return Seen(call, want.tool, tuple(dict.fromkeys(touches)), cast("Wants[Lot[int]]", want))
+
+    def tool_of(self, call: Call) -> Tool | None:
+        """The tool that a call names, if there is one."""
+        return self.tools.get(_name(call.tool))
+
+    def _known(self, call: Call) -> str:
+        """The name under which a call is recorded."""
+        tool = self.tool_of(call)
+        return UNKNOWN_TOOL if tool is None else tool.name
+
+    def _unknown(self, run: RunState, name: str) -> str:
+        known = [one for one in self.tools if run.may_call is None or run.may_call(one)]
+        near = near_names(name, known)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        return f"There is no tool of this name.{hint}"
+
+    def _hint(self, tool: Tool) -> None:
+        """Say once, with its first call, that a tool's declaration is missing."""
+        if not tool.policy.declares_access and tool.name not in self.hinted:
+            self.hinted.add(tool.name)
+            _log.info(
+                "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
+                tool.name,
+                _UNDECLARED[tool.kind],
+            )
+
     def want(self, base: Want, run: RunState, accesses: tuple[Access, ...]) -> Want:
         """The base with the holds that these accesses need."""
         return base.with_holds(accesses, *self.holds(run.number, base.kind, accesses))
@@ -588,12 +742,12 @@ class Core:
         roots: tuple[Hold, ...] = ()
         names: dict[str, str] = {}
         if self.any_ordered:
-            key = f"\0run:{run}"
+            key = f"{ROOT}run:{run}"
             roots = ((key, X if kind == "ordered" else IX),)
             names[key] = _ORDER_OF_RUN
         if self.any_exclusive:
-            roots = (("\0process", X if kind == "exclusive" else IX), *roots)
-            names["\0process"] = _ORDER_OF_PROCESS
+            roots = ((f"{ROOT}process", X if kind == "exclusive" else IX), *roots)
+            names[f"{ROOT}process"] = _ORDER_OF_PROCESS
         if not roots:
             return holds, labels
         return roots + holds, {**labels, **names}
@@ -660,3 +814,8 @@ def pool_key(name: str, scope: str, run: RunState) -> str:
     if scope == "run":
         return f"pool:{name}@run:{run.number}"
     return f"pool:{name}@tenant:{run.tenant or ''}"
+
+
+def _name(given: object) -> str:
+    """A tool name as it came; what is no text names no tool."""
+    return given if isinstance(given, str) else ""

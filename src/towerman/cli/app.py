@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
+from towerman.errors import PolicyError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,23 @@ _EXIT_CODES = (
     "Exit code 0: all is well. 1: it ran and something was not ok. "
     "2: the input or the configuration is wrong. 130: interrupted."
 )
+
+
+_Calls = Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls as JSON, or - for stdin.")]
+_Tools = Annotated[
+    str,
+    typer.Option(
+        "--tools",
+        metavar="MODULE:TOWER",
+        help="Where the tools are: an importable module (also in the current folder) and the Tower in it.",
+    ),
+]
+_Config = Annotated[
+    Path | None, typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made.")
+]
+_Form = Annotated[
+    Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
+]
 
 
 def run_app(words: Sequence[str]) -> int:
@@ -153,23 +171,10 @@ def _say_what_came_of_it(screen: Console, kept: Sequence[str], broken: Sequence[
 
 @app.command(epilog=_EXIT_CODES)
 def run(
-    calls: Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls as JSON, or - for stdin.")],
-    tools: Annotated[
-        str,
-        typer.Option(
-            "--tools",
-            metavar="MODULE:TOWER",
-            help="Where the tools are: a module (also in the current folder) or the path of a .py file, and the "
-            "name of the Tower in it (tower when left out).",
-        ),
-    ],
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made."),
-    ] = None,
-    format: Annotated[
-        Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
-    ] = None,
+    calls: _Calls,
+    tools: _Tools,
+    config: _Config = None,
+    format: _Form = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
@@ -192,7 +197,7 @@ def run(
         for_program = as_json or not sys.stdout.isatty()
         face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
         stack.enter_context(face)
-        tower = load_tower(tools, None if config is None else str(config))
+        tower = load_tower(tools, config)
         recorders = _recorders(stack, trace)
         from towerman.cli.work import perform
 
@@ -232,6 +237,76 @@ def schema(
 
     write_json(made())
     return OK
+
+
+@app.command(epilog=_EXIT_CODES)
+def explain(
+    calls: _Calls,
+    tools: _Tools,
+    config: _Config = None,
+    format: _Form = None,
+    graph: Annotated[
+        Path | None, typer.Option("--graph", metavar="OUT.svg", help="Draw groups and edges into this file, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print groups, edges and refusals as JSON.")] = False,
+) -> int:
+    """Say what a batch would do, and run nothing.
+
+    CALLS are what `towerman run` takes. Printed are the groups of calls that would run together, what each call
+    waits for and why, what would be refused, and the limits that count. The exit code is 1 when a call would be
+    refused.
+    """
+    from towerman.cli.load import load_tower, read_batch
+    from towerman.cli.show import print_text, stdout_for_json, write_json
+
+    with stdout_for_json() as out:
+        batch = read_batch(calls, None if format is None else format.value)
+        told = load_tower(tools, config).explain(batch)
+        if graph is not None:
+            _write(graph, told.to_svg())
+        if as_json:
+            write_json(told.to_dict(), out)
+    if not as_json:
+        print_text(str(told))
+    return OK if told.ok else NOT_OK
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Wrong(f"--graph {path}: cannot be written: {error.strerror or type(error).__name__}") from None
+
+
+@app.command(epilog=_EXIT_CODES)
+def check(
+    tools: _Tools,
+    config: _Config = None,
+    deadline: Annotated[
+        float | None,
+        typer.Option("--deadline", metavar="SECONDS", help="How long a run may last; timeouts are compared with it."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print answers, limits and findings as JSON.")] = False,
+) -> int:
+    """Answer the nine questions that one asks before enabling concurrent tools.
+
+    They are answered from what the tower's tools and limits declare; nothing is called. Then come the limits with the
+    scope in force for each, and findings with the fix for each. The exit code is 1 when there is an error or a warning.
+    """
+    from towerman.cli.load import load_tower
+    from towerman.cli.show import print_text, stdout_for_json, write_json
+
+    with stdout_for_json() as out:
+        tower = load_tower(tools, config)
+        try:
+            report = tower.check(deadline=deadline)
+        except PolicyError as wrong:
+            raise Wrong(f"--deadline: {str(wrong).removeprefix('check: deadline: ')}") from None
+        if as_json:
+            write_json(report.to_dict(), out)
+    if not as_json:
+        print_text(str(report))
+    return OK if report.ok else NOT_OK
 
 
 @app.command(epilog=_EXIT_CODES)

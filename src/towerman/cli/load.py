@@ -87,7 +87,7 @@ def shown(name: str) -> str:
     return "stdin" if name == "-" else name
 
 
-def load_tower(spec: str, config: str | None = None) -> Tower:
+def load_tower(spec: str, config: Path | None = None) -> Tower:
     """The Tower that `module:tower` names.
 
     Args:
@@ -109,7 +109,7 @@ def load_tower(spec: str, config: str | None = None) -> Tower:
     except PolicyError as wrong:
         raise Wrong(f"--config: {wrong}") from None
     before = os.environ.get(FILE_VARIABLE)
-    os.environ[FILE_VARIABLE] = config
+    os.environ[FILE_VARIABLE] = str(config)
     try:
         tower = _load_tower(spec)
     finally:
@@ -117,7 +117,7 @@ def load_tower(spec: str, config: str | None = None) -> Tower:
             del os.environ[FILE_VARIABLE]
         else:
             os.environ[FILE_VARIABLE] = before
-    if tower.config != config:
+    if tower.config != str(config):
         raise Wrong(
             f"--config {config}: not read, for the tower in {spec} has a config= of its own; leave one of them out"
         )

@@ -89,6 +89,15 @@ def write_json(value: object, out: IO[str] | None = None) -> None:
     (out or sys.stdout).write(json.dumps(value, indent=2) + "\n")
 
 
+def print_text(text: str) -> None:
+    """Print lines of text to stdout, which may take ASCII only."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        text = "\n".join(printable(line, ascii_only=True) for line in text.split("\n"))
+    sys.stdout.write(text + "\n")
+
+
 @contextmanager
 def stdout_for_json() -> Iterator[IO[str]]:
     """Keep stdout for what is written to the file that is handed out.

@@ -13,26 +13,16 @@ Not here: how a call is answered (sealer), what follows from its end (runner), w
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Final
 
-from towerman.access import AccessRefused
-from towerman.arguments import ArgumentsRefused, near_names
+from towerman import sealing
 from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
-from towerman.work import RunState, Want, Work
+from towerman.work import Refusal, Want, Work
 
 SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""
-
-_log: Final = logging.getLogger("towerman")
-
-_UNDECLARED: Final = {
-    "ordered": "its calls run alone and in emitted order within their run",
-    "exclusive": "its calls run alone in the process",
-    "independent": "its calls run beside all others",
-}
 
 
 class Intake(Sealer):
@@ -70,27 +60,23 @@ class Intake(Sealer):
                 needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
             for index in range(size):
+                work.tools[index] = core.tool_of(calls[index])
                 self._refuse(work, index, refused.code, refused.message)
             self._hand_on(work)
             return
-        most = size
-        if size > core.policy.max_calls_per_batch and needs is None and core.policy.on_excess == "tell":
-            most = core.policy.max_calls_per_batch
-            work.notice = (
-                f"Ran {most} of {size} calls: at most {most} calls are run for one response. "
-                "Narrow the request, or ask for the rest in the next turn."
-            )
+        most = core.most(size, planned=needs is not None)
+        if most < size:
+            work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
         for index in range(size):
             if index < most:
-                want = self._check(work, index, size)
+                want = self._check(work, index)
                 if want is not None and want.holds:
                     any_holds = True
             else:
-                # The notice has no place of its own in a conversation: the last one refused carries it.
-                short = f"Not run: at most {most} calls are run for one response."
-                self._refuse(work, index, "call_cap", work.notice or short if index == size - 1 else short)
+                work.tools[index] = core.tool_of(calls[index])
+                self._refuse(work, index, "call_cap", sealing.capped(most, index, size))
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + SLICE
@@ -132,68 +118,17 @@ class Intake(Sealer):
         self._offer_ready(work, plan.start())
         self._hand_on(work)
 
-    def _check(self, work: Work, index: int, size: int) -> Want | None:
+    def _check(self, work: Work, index: int) -> Want | None:
         """What one call wants, or None when it was refused and sealed."""
-        core, run, call = self.core, work.run, work.calls[index]
-        name = _name(call.tool)
-        base = run.bases.get(name)
-        if base is None:
-            tool = core.tools.get(name)
-            if tool is None:
-                self._refuse(work, index, "unknown_tool", self._unknown(run, name))
-                return None
-            base = core.base(run, tool)
-            if not tool.policy.declares_access and tool.name not in core.hinted:
-                core.hinted.add(tool.name)
-                _log.info(
-                    "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
-                    tool.name,
-                    _UNDECLARED[tool.kind],
-                )
-        tool = base.of
-        work.tools[index] = tool
-        if run.may_call is not None and not run.may_call(name):
-            self._refuse(work, index, "permission_denied", f"The tool {name!r} is not allowed in this run.")
+        found = self.core.check(work.run, work.batch, index)
+        if isinstance(found, Refusal):
+            work.tools[index] = found.tool
+            self._refuse(work, index, found.code, found.message)
             return None
-        if size > 1 and tool.policy.only_call:
-            self._refuse(
-                work, index, "not_alone", f"The tool {name!r} must be the only call of a response; call it again alone."
-            )
-            return None
-        if work.batch.truncated and (index == size - 1 or not tool.effect_free):
-            self._refuse(
-                work,
-                index,
-                "truncated_response",
-                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
-            )
-            return None
-        try:
-            keywords = tool.checker.check(call.arguments)
-        except ArgumentsRefused as refused:
-            self._refuse(work, index, "invalid_arguments", refused.message)
-            return None
-        if not base.shared:
-            assert tool.rule is not None
-            try:
-                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
-            except AccessRefused as unnamed:
-                self._refuse(work, index, unnamed.code, str(unnamed))
-                return None
-            base = core.want(base, run, accesses)
+        want, keywords = found
+        work.tools[index] = want.of
         if work.parent is not None:
-            base = core.nested_want(base, work.parent)
+            want = self.core.nested_want(want, work.parent)
         work.keywords[index] = keywords
-        work.wants[index] = base
-        return base
-
-    def _unknown(self, run: RunState, name: str) -> str:
-        known = [one for one in self.core.tools if run.may_call is None or run.may_call(one)]
-        near = near_names(name, known)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        return f"There is no tool of this name.{hint}"
-
-
-def _name(given: object) -> str:
-    """A tool name as it came; what is no text names no tool."""
-    return given if isinstance(given, str) else ""
+        work.wants[index] = want
+        return want

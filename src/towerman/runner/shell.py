@@ -639,7 +639,7 @@ class Shell(Intake):
         """
         ready, skipped = work.plan.seal(index, ok)
         for one, culprit in skipped:
-            message = f"Not run: call {culprit}{sealing.named(work.calls[culprit])}, which it needs, did not succeed."
+            message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
         ready = [*ready, *work.plan.end(index)]
         return ready if work.closing is None else []

@@ -1,0 +1,102 @@
+"""The face of an explanation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from towerman.explain.drawing import draw
+from towerman.explain.parts import Edge, Limit, PlannedCall, RefusedCall
+from towerman.explain.telling import tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a batch would do in a tower in which nothing else is at work: printable, as a mapping, as a drawing.
+
+    Args:
+        calls: those that would run, in emitted order.
+        groups: indexes of calls that run at the same time if every call lasts equally long; a group starts when the
+            one before has ended. With other durations calls of different groups overlap too, where no edge joins them.
+        edges: who waits for whom and why. `needs`, `resource` and `order` hold whatever the durations are; `pool` says
+            whose place a call gets when all last equally long.
+        refused: those that would not start, in emitted order.
+        limits: what the calls take permits of.
+        critical_path: the longest chain of calls each of which waits for the one before, whatever the limits. No
+            batch is done before these have run one after another.
+        notice: what the model would be told about the batch as a whole, or None.
+        complete: False where there are more edges than are told (`MAX_EDGES`, 10,000); groups and chain are right
+            all the same.
+    """
+
+    calls: tuple[PlannedCall, ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    edges: tuple[Edge, ...] = ()
+    refused: tuple[RefusedCall, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    critical_path: tuple[int, ...] = ()
+    notice: str | None = None
+    complete: bool = True
+
+    @property
+    def size(self) -> int:
+        """Calls of the batch."""
+        return len(self.calls) + len(self.refused)
+
+    @property
+    def ok(self) -> bool:
+        """No call is refused."""
+        return not self.refused
+
+    def to_dict(self) -> dict[str, object]:
+        """All of it, ready for JSON; keys keep their names and meanings."""
+        return {
+            "size": self.size,
+            "calls": [
+                {
+                    "index": call.index,
+                    "tool": call.tool,
+                    "group": call.group,
+                    "touches": list(call.touches),
+                    "permits": dict(call.permits),
+                }
+                for call in self.calls
+            ],
+            "groups": [list(group) for group in self.groups],
+            "edges": [
+                {
+                    "before": edge.before,
+                    "after": edge.after,
+                    "kind": edge.kind,
+                    "why": edge.why,
+                    "detail": edge.detail or None,
+                }
+                for edge in self.edges
+            ],
+            "refused": [
+                {
+                    "index": one.index,
+                    "tool": one.tool,
+                    "outcome": one.outcome,
+                    "code": one.code,
+                    "message": one.message,
+                }
+                for one in self.refused
+            ],
+            "limits": [
+                {"name": one.name, "permits": one.permits, "scope": one.scope, "enforced": one.enforced}
+                for one in self.limits
+            ],
+            "critical_path": list(self.critical_path),
+            "notice": self.notice,
+            "complete": self.complete,
+        }
+
+    def to_svg(self) -> str:
+        """A drawing of the groups from left to right, with an arrow for each edge; for light and dark pages."""
+        return draw(self.calls, self.groups, self.edges, self.refused, self.critical_path)
+
+    def __str__(self) -> str:
+        return tell(self.calls, self.groups, self.edges, self.refused, self.limits, self.critical_path, self.complete)
+
+    def __repr__(self) -> str:
+        return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused)"

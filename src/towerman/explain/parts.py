@@ -1,0 +1,118 @@
+"""The words of an explanation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from towerman.calls import Call, Outcome
+from towerman.errors import Code
+from towerman.ledger import Wants
+from towerman.lots import Lot
+
+MAX_EDGES: Final = 10_000
+"""Most edges that are told; what is left out changes no group."""
+
+EdgeKind = Literal["needs", "resource", "order", "pool"]
+"""Asked for; two calls touch one resource; a tool that runs alone and in order; a limit is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One call waits for another.
+
+    Args:
+        before: index of the call that goes first.
+        after: index of the call that waits for it.
+        kind: `needs`, `resource`, `order` or `pool`.
+        why: what joins the two: `needs`, `resource ticket:{ticket_id}`, `order of the run`, `pool crm (limit 2)`.
+        detail: what the two do to the resource, for example `write, then read`; else empty.
+    """
+
+    before: int
+    after: int
+    kind: EdgeKind
+    why: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.why} ({self.detail})" if self.detail else self.why
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call that would run.
+
+    Args:
+        index: its place in the batch, from 0.
+        tool: its tool's name.
+        group: the number of its group, from 0.
+        touches: what it declares: `read customer:{customer_id}`, `write file:{path}`, `alone, in order`,
+            `alone in the process`; empty for a call that touches nothing shared.
+        permits: what it takes of each limit, by name; `process` is the tower's, `run` the run's own.
+    """
+
+    index: int
+    tool: str
+    group: int
+    touches: tuple[str, ...]
+    permits: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCall:
+    """A call that would not start.
+
+    Args:
+        index: its place in the batch, from 0.
+        tool: its tool's name, or `<unknown tool>`.
+        outcome: `rejected`, or `skipped` when a call that it needs is refused.
+        code: from `towerman.CODES`.
+        message: what the model would be told.
+    """
+
+    index: int
+    tool: str
+    outcome: Outcome
+    code: Code
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit that calls of the batch take permits of.
+
+    Args:
+        name: `process`, `run`, `tool:NAME`, or a pool's name.
+        permits: how many it has.
+        scope: whom it counts for: `process`, `run` or `tenant`.
+        enforced: False with mode="observe": it holds nobody back.
+    """
+
+    name: str
+    permits: int
+    scope: str
+    enforced: bool
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Seen:
+    """One call, looked over.
+
+    Args:
+        call: as it came; only its id is told.
+        tool: its tool's name, or `<unknown tool>`.
+        touches: what it declares, as `PlannedCall.touches`.
+        wants: what it would ask of the gate; None when it is refused.
+        refusal: why it is refused, as code and message.
+    """
+
+    call: Call
+    tool: str
+    touches: tuple[str, ...] = ()
+    wants: Wants[Lot[int]] | None = None
+    refusal: tuple[Code, str] | None = None
+
+    def __repr__(self) -> str:
+        return f"Seen({self.tool!r})"

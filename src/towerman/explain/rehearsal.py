@@ -1,0 +1,244 @@
+"""A batch gone through on a gate that nobody else uses, round by round, without handlers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+from towerman import sealing
+from towerman.calls import COMPATIBLE, IX, ROOT, Outcome, X
+from towerman.errors import Code
+from towerman.explain.explanation import Explanation
+from towerman.explain.parts import MAX_EDGES, Edge, EdgeKind, Limit, PlannedCall, RefusedCall, Seen
+from towerman.gate import GRANTED, Entry, Flow, Gate, Offer
+from towerman.ledger import UNLIMITED, Pool, Wants
+from towerman.lots import Lot
+from towerman.plan import Plan, PlanRefused
+from towerman.watched import limit_name
+
+
+def explain(
+    calls: Sequence[Seen],
+    needs: Sequence[Sequence[int]] | PlanRefused | None,
+    gate: Gate[int],
+    flow: Flow[int],
+    now: float,
+    *,
+    estimates: Sequence[float] | None = None,
+    notice: str | None = None,
+) -> Explanation:
+    """Say what a batch would do.
+
+    Args:
+        calls: all of them, looked over, in emitted order.
+        needs: for each call the indexes that it needs; None when no call needs any; or why they cannot be followed.
+        gate: with the limits that hold and nobody in it; it is used up.
+        flow: the run, open in that gate.
+        now: the instant at which the batch would come in.
+        estimates: how long each call may take, which is what the order of starting goes by; None: nothing is known.
+        notice: what the model would be told about the batch as a whole.
+    """
+    if isinstance(needs, PlanRefused):
+        refused = [RefusedCall(i, one.tool, "rejected", needs.code, needs.message) for i, one in enumerate(calls)]
+        return Explanation(refused=tuple(refused))
+    rounds = _Rounds(calls, _plan(calls, needs, estimates), gate, flow, now)
+    rounds.go()
+    group_of = {index: number for number, group in enumerate(rounds.groups) for index in group}
+    hard = list(islice(_hard_edges(calls, _plan(calls, needs), group_of), MAX_EDGES + 1))
+    edges = sorted([*hard[:MAX_EDGES], *rounds.pool_edges], key=lambda edge: (edge.after, edge.before, edge.kind))
+    planned = [
+        PlannedCall(index, one.tool, group_of[index], one.touches, _permits(one.wants))
+        for index, one in enumerate(calls)
+        if index in group_of and one.wants is not None
+    ]
+    return Explanation(
+        calls=tuple(planned),
+        groups=tuple(tuple(sorted(group)) for group in rounds.groups),
+        edges=tuple(edges),
+        refused=tuple(rounds.refused[index] for index in sorted(rounds.refused)),
+        limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
+        critical_path=_longest_chain(_plan(calls, needs), group_of),
+        notice=notice,
+        complete=len(hard) <= MAX_EDGES,
+    )
+
+
+def _plan(
+    calls: Sequence[Seen], needs: Sequence[Sequence[int]] | None, estimates: Sequence[float] | None = None
+) -> Plan:
+    holds = [one.wants.holds if one.wants is not None else () for one in calls]
+    return Plan(len(calls), needs, holds, estimates)
+
+
+class _Rounds:
+    """The groups of a batch.
+
+    Attributes:
+        groups: the calls of each, as they were granted.
+        refused: by index.
+        pool_edges: whose place a call gets that waited for a limit.
+    """
+
+    def __init__(self, calls: Sequence[Seen], plan: Plan, gate: Gate[int], flow: Flow[int], now: float) -> None:
+        self.groups: list[list[int]] = []
+        self.refused: dict[int, RefusedCall] = {}
+        self.pool_edges: list[Edge] = []
+        self._calls = calls
+        self._plan = plan
+        self._gate = gate
+        self._flow = flow
+        self._now = now
+        self._ready: dict[int, Wants[Lot[int]]] = {}  # told as ready and not decided
+        self._blocked: dict[int, str] = {}  # of these, who has waited for a limit since the last round, and which
+        self._granted: list[Entry[int]] = []
+        self._decided: deque[tuple[Entry[int], int | None]] = deque()  # with the call whose end has led to it
+
+    def go(self) -> None:
+        """Round by round: what was granted in one ends, and what that lets in is the next."""
+        plan = self._plan
+        for index, one in enumerate(self._calls):
+            if one.refusal is not None:
+                self._refuse(index, "rejected", *one.refusal)
+        for index in list(self.refused):
+            self._offer(self._follow(index, ok=False))
+        self._offer(plan.start())
+        self._carry_out()
+        while self._granted:
+            running, self._granted = self._granted, []
+            self.groups.append([entry.owner for entry in running])
+            self._look_who_waits()
+            for entry in running:
+                offers = self._offers(self._follow(entry.owner, ok=True))
+                decided = self._gate.finish(entry, self._now, offers, plan.key)
+                self._decided += [(one, entry.owner) for one in decided]
+                self._carry_out()
+
+    def _follow(self, index: int, *, ok: bool) -> list[int]:
+        """A call has its result and its work has ended: who is ready, once those are refused that needed it in vain."""
+        ready, skipped = self._plan.seal(index, ok)
+        for other, culprit in skipped:
+            if other not in self.refused:
+                message = sealing.unneeded(culprit, self._calls[culprit].call)
+                self._refuse(other, "skipped", "dependency_failed", message)
+        return [*ready, *self._plan.end(index)]
+
+    def _refuse(self, index: int, outcome: Outcome, code: Code, message: str) -> None:
+        self.refused[index] = RefusedCall(index, self._calls[index].tool, outcome, code, sealing.clean(message))
+
+    def _offers(self, ready: Iterable[int]) -> list[Offer[int]]:
+        offers: list[Offer[int]] = []
+        for index in ready:
+            wants = self._calls[index].wants
+            assert wants is not None, "a refused call is never ready"
+            self._ready[index] = wants
+            offers.append((wants, index, self._now))
+        return offers
+
+    def _offer(self, ready: Iterable[int], freed_by: int | None = None) -> None:
+        offers = self._offers(ready)
+        if offers:
+            self._decided += [(entry, freed_by) for entry in self._gate.offer(self._flow, offers, self._now)]
+
+    def _carry_out(self) -> None:
+        """Do what the gate has decided. A refusal may let others in, so this goes on until there is nothing left."""
+        while self._decided:
+            entry, freed_by = self._decided.popleft()
+            index = entry.owner
+            del self._ready[index]
+            limit = self._blocked.pop(index, None)
+            if entry.status == GRANTED:
+                self._granted.append(entry)
+                if limit is not None and freed_by is not None:
+                    self.pool_edges.append(Edge(freed_by, index, "pool", limit))
+            else:
+                code, blocker = entry.rejection.code, entry.rejection.blocker
+                self._refuse(index, "rejected", code, sealing.refusal(code, blocker, entry.wants.max_wait))
+                self._offer(self._follow(index, ok=False), freed_by)
+
+    def _look_who_waits(self) -> None:
+        """Who is ready and was not let in. Within a run only a limit can be the reason: the plan keeps the order."""
+        ledger = self._gate.ledger
+        blockers = [(one, ledger.blocker(wants)) for one, wants in self._ready.items() if one not in self._blocked]
+        self._blocked.update({index: _told(pool) for index, pool in blockers if isinstance(pool, Pool)})
+
+
+def _told(pool: Pool[Lot[int]]) -> str:
+    """`pool crm (limit 2)`, `limit of tool fetch (1)`."""
+    number = pool.declared if pool.label.startswith("limit") else f"limit {pool.declared}"
+    return f"{pool.label} ({number})"
+
+
+def _hard_edges(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int]) -> Iterator[Edge]:
+    """What the plan keeps in order, between calls that run."""
+    held: dict[int, dict[str, int]] = {}
+    for before, after, kind in plan.edges():
+        if before not in runs or after not in runs:
+            continue
+        if kind == "needs":
+            yield Edge(before, after, "needs", "needs")
+            continue
+        earlier, later = calls[before].wants, calls[after].wants
+        assert earlier is not None
+        assert later is not None
+        if before not in held:
+            held[before] = dict(earlier.holds)
+        yield Edge(before, after, *_reason(held[before], earlier, later))
+
+
+def _reason(held: Mapping[str, int], earlier: Wants[Lot[int]], later: Wants[Lot[int]]) -> tuple[EdgeKind, str, str]:
+    """What two calls conflict on: a resource, told by what was declared, or else the order of tools that have none."""
+    order = ""
+    for key, mode in later.holds:
+        other = held.get(key)
+        if other is None or COMPATIBLE[other][mode]:
+            continue
+        label = later.labels[key]
+        if not key.startswith(ROOT):
+            first, second = _verb(other), _verb(mode)
+            of = earlier.labels[key]
+            detail = f"{first}, then {second}" if of == label else f"{first} {of}, then {second} {label}"
+            return "resource", f"resource {label}", detail
+        order = order or label
+    return "order", order, ""
+
+
+def _verb(mode: int) -> str:
+    return "write" if mode in (IX, X) else "read"
+
+
+def _longest_chain(plan: Plan, runs: Mapping[int, int]) -> tuple[int, ...]:
+    """The longest chain of calls each of which waits for the one before, whatever the limits."""
+    for index in range(plan.size):
+        if index not in runs:
+            plan.seal(index, False)
+            plan.end(index)
+    ready = list(plan.start())
+    freed_by: dict[int, int] = {}
+    last = -1
+    while ready:
+        following: list[int] = []
+        for index in ready:
+            last = index
+            for other in (*plan.seal(index, True)[0], *plan.end(index)):
+                freed_by[other] = index
+                following.append(other)
+        ready = following
+    chain = [last] if last >= 0 else []
+    while chain and chain[-1] in freed_by:
+        chain.append(freed_by[chain[-1]])
+    return tuple(reversed(chain))
+
+
+def _permits(wants: Wants[Lot[int]]) -> dict[str, int]:
+    return {limit_name(pool.key): units for pool, units in wants.pools}
+
+
+def _limits(gate: Gate[int], wants: Iterable[Wants[Lot[int]] | None]) -> tuple[Limit, ...]:
+    """The limits that these calls want of, in the order in which the tower has them."""
+    used = {key for one in wants if one is not None for key, _ in one.permits}
+    return tuple(
+        Limit(limit_name(key), pool.declared, pool.scope, pool.limit != UNLIMITED)
+        for key, pool in gate.ledger.pools.items()
+        if key in used
+    )

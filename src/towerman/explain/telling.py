@@ -1,0 +1,105 @@
+"""An explanation as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RefusedCall
+from towerman.timeline import printable
+
+_NAMED: Final = 4  # calls that are listed one by one in a reason
+
+
+def tell(
+    calls: Sequence[PlannedCall],
+    groups: Sequence[Sequence[int]],
+    edges: Sequence[Edge],
+    refused: Sequence[RefusedCall],
+    limits: Sequence[Limit],
+    chain: Sequence[int],
+    complete: bool,
+) -> str:
+    """Groups with their calls, and under each call what it waits for; then what is refused, then the limits."""
+    size = len(calls) + len(refused)
+    if not size:
+        return "No calls: nothing would run."
+    lines = [headline(len(calls), len(groups), len(refused), chain)]
+    width = len(str(size - 1))
+    widest = max(len(name) for name in [call.tool for call in calls] + [one.tool for one in refused])
+    by_index = {call.index: call for call in calls}
+    reasons = waits(edges)
+    for number, group in enumerate(groups, 1):
+        lines += ["", f"group {number}: {counted(len(group))}{' at once' if len(group) > 1 else ''}"]
+        for index in group:
+            call = by_index[index]
+            told = printable(", ".join((*call.touches, *pools(call))))
+            lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}".rstrip())
+            lines += [f"  {'':{width}}    waits for {printable(reason)}" for _, reason in reasons.get(index, ())]
+    if refused:
+        lines += ["", f"refused: {counted(len(refused))}"]
+        for one in refused:
+            told = printable(" ".join(one.message.split()))
+            lines.append(f"  {one.index:>{width}}  {one.tool:<{widest}}  {one.code}: {told}")
+    if limits:
+        told = ", ".join(f"{one.name} {one.permits}{'' if one.enforced else ' (observed only)'}" for one in limits)
+        lines += ["", f"limits: {told}"]
+    if not complete:
+        lines += ["", "There are more reasons to wait than are listed here; the groups take all of them into account."]
+    if len(groups) > 1:
+        lines += [
+            "",
+            "A group is what runs at the same time if every call lasts equally long. Where they",
+            "do not, calls that do not wait for each other overlap more. Nothing else is taken",
+            "to be at work.",
+        ]
+    return "\n".join(lines)
+
+
+def headline(running: int, groups: int, refused: int, chain: Sequence[int]) -> str:
+    """The whole in one line."""
+    parts = []
+    if running:
+        told = f"{counted(running)} would run in {groups} group{'' if groups == 1 else 's'}"
+        if len(chain) > 1:
+            told += f" (longest chain: {', '.join(map(str, chain)) if len(chain) <= 8 else counted(len(chain))})"
+        parts.append(told)
+    if refused:
+        parts.append(f"{counted(refused)} would be refused")
+    return ", ".join(parts) + "."
+
+
+def counted(number: int) -> str:
+    """`1 call`, `2 calls`."""
+    return f"{number} call{'' if number == 1 else 's'}"
+
+
+def pools(call: PlannedCall) -> list[str]:
+    """What a call takes of limits other than those that every call has."""
+    told = []
+    for name, units in call.permits.items():
+        if name == "run" or (name == "process" and units == 1):
+            continue
+        head, colon, _ = name.partition(":")
+        what = "own limit" if colon and head == "tool" else f"pool {name}"
+        told.append(what if units == 1 else f"{what} x{units}")
+    return told
+
+
+def waits(edges: Iterable[Edge], *, details: bool = True) -> dict[int, list[tuple[EdgeKind, str]]]:
+    """What each call waits for: `5: resource ticket:{ticket_id} (write, then read)`, calls of one reason together."""
+    gathered: dict[int, dict[tuple[EdgeKind, str], list[int]]] = {}
+    for edge in edges:
+        gathered.setdefault(edge.after, {}).setdefault((edge.kind, str(edge) if details else edge.why), []).append(
+            edge.before
+        )
+    return {
+        after: [(kind, f"{_listed(before)}: {reason}") for (kind, reason), before in reasons.items()]
+        for after, reasons in gathered.items()
+    }
+
+
+def _listed(numbers: list[int]) -> str:
+    if len(numbers) <= _NAMED:
+        return ", ".join(map(str, numbers))
+    return f"{', '.join(map(str, numbers[: _NAMED - 1]))} and {len(numbers) - _NAMED + 1} more"

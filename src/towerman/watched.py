@@ -1,0 +1,126 @@
+"""A ledger whose limits hold nobody back: it counts what they would have held back (mode="observe").
+
+Theory. Permits are taken and given as ever, past the limit too. Each time somebody takes of a limit that is then over,
+a call would have waited, or been refused. While a limit is over, its excess is added up over time. That area is what
+the calls would have waited at least, together: with the limit enforced they would have come at the same instants and
+worked as long, so at no instant could fewer of them have been there, and all but `limit` of those there would wait.
+(Work behind a call that waits would start later still, so it is a lower bound, in permits times seconds.)
+
+House rules. The only ledger that knows a clock, and only for this. Numbers of limits that count for a run or a tenant
+are added up over all of them.
+
+Not here: what order and resources have held back (report), the arithmetic (ledger).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from towerman.ledger import Ledger, LotT, Pool, Wants
+
+
+class Watch:
+    """What one limit has seen.
+
+    Attributes:
+        limit: permits, as declared.
+        scope: whom it counts for.
+        peak: the most permits that were held at once, of one instance.
+        started: calls that started although they found it full.
+        seconds: for how long it was over its limit.
+        waited: permits above the limit times seconds.
+    """
+
+    __slots__ = ("limit", "peak", "scope", "seconds", "started", "waited")
+
+    def __init__(self, limit: int, scope: str) -> None:
+        self.limit = limit
+        self.scope = scope
+        self.peak = 0
+        self.started = 0
+        self.seconds = 0.0
+        self.waited = 0.0
+
+
+class Watched(Ledger[LotT]):
+    """A ledger that watches its limits.
+
+    Args:
+        now: tells the time.
+
+    Attributes:
+        limits: by name, what each limit has seen.
+        waiting: by tool name, calls that would have waited for some limit.
+        refused: by tool name, calls that would have been refused, since their tool does not wait.
+    """
+
+    __slots__ = ("_now", "_over", "limits", "refused", "waiting")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self._now = now
+        self._over: dict[Pool[LotT], float] = {}  # limits that are over, and since when they were added up
+        self.limits: dict[str, Watch] = {}
+        self.waiting: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
+
+    def take(self, wants: Wants[LotT]) -> None:
+        """As ever, and watched."""
+        now = self._now()
+        self._add_up(wants, now)
+        before = [pool.held for pool, _ in wants.pools]
+        super().take(wants)
+        found_full = False
+        for (pool, _), held in zip(wants.pools, before, strict=True):
+            if pool.held == held:  # borrowed: no further permit of this limit would have been asked for
+                continue
+            watch = self._watch(pool)
+            watch.peak = max(watch.peak, pool.held)
+            if pool.held > pool.declared:
+                self._over[pool] = now
+            if pool.held > pool.declared - (0 if wants.priority > 0 else pool.reserve):
+                watch.started += 1
+                found_full = True
+        if found_full:
+            counts = self.waiting if wants.wait else self.refused
+            counts[wants.tool] = counts.get(wants.tool, 0) + 1
+
+    def give(self, wants: Wants[LotT]) -> None:
+        """As ever, and watched."""
+        self._add_up(wants, self._now())
+        super().give(wants)
+        for pool, _ in wants.pools:
+            if pool.held <= pool.declared:
+                self._over.pop(pool, None)
+
+    def add_up(self) -> None:
+        """Bring the times up to now."""
+        now = self._now()
+        for pool in self._over:
+            self._add(pool, now)
+
+    def _add_up(self, wants: Wants[LotT], now: float) -> None:
+        if self._over:
+            for pool, _ in wants.pools:
+                if pool in self._over:
+                    self._add(pool, now)
+
+    def _add(self, pool: Pool[LotT], now: float) -> None:
+        watch = self._watch(pool)
+        passed = now - self._over[pool]
+        watch.seconds += passed
+        watch.waited += passed * (pool.held - pool.declared)
+        self._over[pool] = now
+
+    def _watch(self, pool: Pool[LotT]) -> Watch:
+        name = limit_name(pool.key)
+        watch = self.limits.get(name)
+        if watch is None:
+            watch = self.limits[name] = Watch(pool.declared, pool.scope)
+        return watch
+
+
+def limit_name(key: str) -> str:
+    """What a limit is called, of its key: `process`, `run`, `tool:NAME`, or a pool's name."""
+    name = key.partition("@")[0]
+    return "run" if name.startswith("run:") else name.removeprefix("pool:")

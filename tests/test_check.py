@@ -1,0 +1,404 @@
+"""`tower.check`: the nine questions of R-140, the scopes in force, and what an operator should know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from towerman import CheckReport, PolicyError, Pool, Tower
+from towerman.check.findings import family_of
+from towerman.desk import Desk, open_tower
+
+
+async def handler(number: int = 0) -> int:
+    """A handler for every tool."""
+    return number
+
+
+def plain(number: int = 0) -> int:
+    """A handler that is no coroutine function."""
+    return number
+
+
+def codes(report: CheckReport) -> list[tuple[str, str, str]]:
+    """Severity, code and place of each finding."""
+    return [(one.severity, one.code, one.where) for one in report.findings]
+
+
+def verdicts(report: CheckReport) -> str:
+    """The first letters of the nine answers."""
+    return "".join(one.verdict[0] for one in report.answers)
+
+
+def well_declared(**options: Any) -> Tower:
+    """A tower about which there is nothing to say."""
+    tower = Tower(pools={"crm": Pool(2, max_queued=50)}, **options)
+    tower.add_tool(handler, name="read", reads="customer:{number}", pools=["crm"])
+    tower.add_tool(handler, name="write", writes="customer:{number}", pools=["crm"], idempotent=True)
+    return tower
+
+
+def test_r140_a_tower_that_says_everything_has_no_finding() -> None:
+    """R-140: of declarations that leave nothing open the check says yes, and finds nothing, not even a note."""
+    report = well_declared().check(deadline=3_000)
+    assert report.ok
+    assert report.findings == ()
+    assert verdicts(report) == "yyyyyyyuy"
+    assert [one.number for one in report.answers] == list(range(1, 10))
+    assert repr(report) == "CheckReport(0 errors, 0 warnings, 0 notes)"
+    with pytest.raises(AttributeError):
+        report.answers = ()  # type: ignore[misc]
+
+
+def test_r140_the_built_in_desk_is_looked_at(tmp_path: Any) -> None:
+    """R-140: the nine questions and the findings of the demo's own tools."""
+    report = open_tower(Desk(tmp_path)).check()
+    assert verdicts(report) == "yypyyypuy"
+    assert codes(report) == [
+        ("warning", "write_without_identity", "tool update_ticket"),
+        ("warning", "write_without_identity", "tool edit_file"),
+        ("warning", "write_without_identity", "tool refund_order"),
+        ("warning", "similar_resources", "tools refund_order, list_orders"),
+        ("note", "limit_without_queue_bound", "pool crm"),
+    ]
+    assert not report.ok
+
+
+Declare = Callable[[], Tower]
+
+
+def case(declare: Callable[..., Tower], *found: tuple[str, str, str], verdict: str = "") -> Any:
+    """One way to declare things, and what must be found."""
+    return pytest.param(declare, list(found), verdict, id=declare.__name__)
+
+
+def tools(tower: Tower, *several: dict[str, Any], function: Callable[..., Any] = handler) -> Tower:
+    """Declare tools that say everything but for what is asked."""
+    for number, options in enumerate(several):
+        given = {"name": f"t{number}", "independent": True, "read_only": True, "max_concurrency": 2, "max_queued": 5}
+        given |= options
+        tower.add_tool(function, **{key: value for key, value in given.items() if value is not None})
+    return tower
+
+
+def nothing() -> Tower:
+    return Tower()
+
+
+def silent_ordered() -> Tower:
+    return tools(Tower(), {"independent": None})
+
+
+def silent_exclusive() -> Tower:
+    return tools(Tower(undeclared="exclusive"), {"independent": None})
+
+
+def silent_independent() -> Tower:
+    return tools(Tower(undeclared="independent"), {"independent": None}, {})
+
+
+def observing() -> Tower:
+    return tools(Tower(mode="observe"), {})
+
+
+def debugging() -> Tower:
+    return tools(Tower(debug=True), {})
+
+
+def releasing_threads() -> Tower:
+    return tools(Tower(on_orphan="release"), {}, function=plain)
+
+
+def releasing_coroutines() -> Tower:
+    return tools(Tower(on_orphan="release"), {})
+
+
+def queueing_all() -> Tower:
+    return tools(Tower(on_excess="queue"), {})
+
+
+def run_above_process() -> Tower:
+    return tools(Tower(max_concurrency=4, run_concurrency=5), {})
+
+
+def result_above_batch() -> Tower:
+    return tools(Tower(max_result_bytes=1000, max_batch_bytes=100), {})
+
+
+def write_of_unknown_repeat() -> Tower:
+    return tools(Tower(), {"read_only": None})
+
+
+def write_that_says_no() -> Tower:
+    return tools(Tower(), {"read_only": None, "idempotent": False})
+
+
+def pool_without_bound() -> Tower:
+    return tools(Tower(pools={"p": 2}), {"pools": ["p"], "max_queued": None, "max_concurrency": None})
+
+
+def pool_bounded_by_its_tools() -> Tower:
+    return tools(Tower(pools={"p": 2}), {"pools": ["p"]})
+
+
+def pool_for_which_nobody_waits() -> Tower:
+    return tools(Tower(pools={"p": 2}), {"pools": ["p"], "when_busy": "reject", "max_queued": None})
+
+
+def own_limit_without_bound() -> Tower:
+    return tools(Tower(), {"max_queued": None})
+
+
+def own_limit_that_refuses() -> Tower:
+    return tools(Tower(), {"max_queued": None, "when_busy": "reject"})
+
+
+def pool_unused() -> Tower:
+    return tools(Tower(pools={"p": Pool(2, max_queued=1)}), {})
+
+
+def pool_of_each_run() -> Tower:
+    return tools(Tower(pools={"p": Pool(3, max_queued=1, scope="run")}), {"pools": ["p"], "max_concurrency": None})
+
+
+def pool_of_each_run_above_it() -> Tower:
+    return tools(Tower(pools={"p": Pool(8, max_queued=1, scope="run")}), {"pools": ["p"]})
+
+
+def pool_of_tenants() -> Tower:
+    return tools(Tower(pools={"p": Pool(2, max_queued=1, scope="tenant")}), {"pools": ["p"]})
+
+
+def pool_above_process() -> Tower:
+    return tools(Tower(pools={"p": Pool(32, max_queued=1)}), {"pools": ["p"]})
+
+
+def own_limit_above_process() -> Tower:
+    return tools(Tower(), {"max_concurrency": 32})
+
+
+def no_limits_at_all() -> Tower:
+    return tools(Tower(), {"max_concurrency": None})
+
+
+def blocking() -> Tower:
+    return tools(Tower(), {"run_in": "loop"}, function=plain)
+
+
+def family_half_pooled() -> Tower:
+    touching = {"independent": None, "max_concurrency": None}
+    return tools(
+        Tower(pools={"p": Pool(2, max_queued=1)}),
+        {**touching, "reads": "crm:{number}", "pools": ["p"]},
+        {**touching, "reads": "crm:{number}/x", "pools": ["p"]},
+        {**touching, "reads": ["CRM:all", "repo/x"]},
+    )
+
+
+def family_of_two_pools() -> Tower:
+    touching = {"independent": None, "max_concurrency": None}
+    return tools(
+        Tower(pools={"p": Pool(2, max_queued=1), "q": Pool(2, max_queued=1)}),
+        {**touching, "reads": "crm:{number}", "pools": ["p"]},
+        {**touching, "reads": "crm:{number}", "pools": ["q"]},
+    )
+
+
+def family_without_pools() -> Tower:
+    touching = {"independent": None}
+    return tools(Tower(), {**touching, "reads": "crm:{number}"}, {**touching, "reads": lambda number: "crm:1"})
+
+
+def schemes_that_look_alike() -> Tower:
+    return tools(
+        Tower(),
+        {"independent": None, "reads": "ticket:{number}"},
+        {"independent": None, "read_only": None, "idempotent": True, "writes": "tickets:{number}"},
+    )
+
+
+def write_of_a_whole_tree() -> Tower:
+    return tools(
+        Tower(),
+        {"independent": None, "read_only": None, "idempotent": True, "writes": ["log:/**", "file:{number}/**"]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("declare", "found", "verdict"),
+    [
+        case(nothing, ("error", "no_tools", "tower"), verdict="nynyyyyuy"),
+        case(silent_ordered, ("warning", "undeclared_access", "tool t0"), verdict="pyyyyyyuy"),
+        case(silent_exclusive, ("warning", "undeclared_access", "tool t0"), verdict="pyyyyyyuy"),
+        case(silent_independent, ("error", "undeclared_access", "tool t0"), verdict="nyyyyyyuy"),
+        case(observing, ("warning", "limits_not_enforced", "tower"), verdict="ynyyyyyuy"),
+        case(debugging, ("warning", "debug_tracebacks", "tower"), verdict="yyyyyyyup"),
+        case(releasing_threads, ("error", "orphans_give_places_away", "tower"), verdict="yyypyyyuy"),
+        case(releasing_coroutines, ("warning", "orphans_give_places_away", "tower"), verdict="yyypyyyuy"),
+        case(queueing_all, ("warning", "no_call_cap", "tower")),
+        case(run_above_process, ("note", "limit_without_effect", "tower")),
+        case(result_above_batch, ("note", "limit_without_effect", "tower")),
+        case(write_of_unknown_repeat, ("warning", "write_without_identity", "tool t0"), verdict="yyyyyypuy"),
+        case(write_that_says_no, verdict="yyyyyyyuy"),
+        case(pool_without_bound, ("note", "limit_without_queue_bound", "pool p")),
+        case(pool_bounded_by_its_tools),
+        case(pool_for_which_nobody_waits),
+        case(own_limit_without_bound, ("note", "limit_without_queue_bound", "tool t0")),
+        case(own_limit_that_refuses),
+        case(pool_unused, ("warning", "unused_pool", "pool p")),
+        case(pool_of_each_run, ("warning", "run_scope_protects_nothing", "pool p"), verdict="yynyyyyuy"),
+        case(
+            pool_of_each_run_above_it,
+            ("warning", "run_scope_protects_nothing", "pool p"),
+            ("note", "limit_without_effect", "pool p"),
+        ),
+        case(pool_of_tenants, ("note", "tenant_scope", "pool p"), verdict="yyyyyyyuy"),
+        case(pool_above_process, ("note", "limit_without_effect", "pool p")),
+        case(own_limit_above_process, ("note", "limit_without_effect", "tool t0")),
+        case(no_limits_at_all, ("note", "no_small_pools", "tower"), verdict="yynyyyyuy"),
+        case(blocking, ("warning", "blocks_the_loop", "tool t0")),
+        case(family_half_pooled, ("warning", "family_without_common_pool", "tool t2"), verdict="yypyyyyuy"),
+        case(family_of_two_pools, ("warning", "family_without_common_pool", "tools t0, t1")),
+        case(family_without_pools),
+        case(schemes_that_look_alike, ("warning", "similar_resources", "tools t0, t1")),
+        case(write_of_a_whole_tree, ("note", "broad_write", "tool t0")),
+    ],
+)
+def test_r140_every_finding(declare: Declare, found: list[tuple[str, str, str]], verdict: str) -> None:
+    """R-140, R-136: each declaration that an operator should know of is found, at its place, and nothing else is."""
+    report = declare().check()
+    assert codes(report) == found
+    if verdict:
+        assert verdicts(report) == verdict
+    assert report.ok == (not any(severity != "note" for severity, _, _ in found))
+    for finding in report.findings:
+        assert finding.message.endswith(".")
+        assert finding.fix
+
+
+def test_times_above_a_runs_deadline_are_found() -> None:
+    """R-99: where the operator says how long a run may last, timeouts and waits above that are findings."""
+    tower = tools(
+        Tower(max_wait=20, timeout=40),
+        {},
+        {"timeout": 10, "max_wait": 5},
+        {"timeout": 10, "when_busy": "reject"},
+    )
+    assert codes(tower.check(deadline=15)) == [
+        ("warning", "timeout_above_deadline", "tool t0"),
+        ("warning", "wait_above_deadline", "tool t0"),
+    ]
+    assert codes(tower.check(deadline=40)) == []
+    assert codes(tower.check()) == []
+    with pytest.raises(PolicyError, match="check: deadline"):
+        tower.check(deadline=0)
+
+
+def test_the_gravest_come_first_and_alike_ones_are_read_together() -> None:
+    """R-140: errors before warnings before notes; in the text, what differs in the place only is said once."""
+    tower = tools(
+        Tower(undeclared="independent", max_result_bytes=1000, max_batch_bytes=100),
+        {"read_only": None},
+        {"read_only": None},
+        {"independent": None},
+        {"independent": None},
+    )
+    report = tower.check()
+    assert [one.severity for one in report.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"]
+    assert (len(report.of("error")), len(report.of("warning")), len(report.of("note"))) == (2, 2, 1)
+    text = str(report)
+    assert text.count("[undeclared_access]") == text.count("[write_without_identity]") == 1
+    assert "tools t0, t1: It may have an effect" in text
+    assert "Findings: 2 errors, 2 warnings, 1 note" in text
+
+
+def test_the_text_shows_answers_scopes_and_fixes() -> None:
+    """R-140, R-01: the text has the nine questions, each limit with its scope in force, and a fix for each finding."""
+    tower = tools(
+        Tower(pools={"each": Pool(2, max_queued=3, scope="run"), "idle": Pool(1, scope="tenant")}),
+        {"pools": ["each"]},
+        {"max_wait": 2, "when_busy": "wait", "max_concurrency": None, "max_queued": None},
+        {"when_busy": "reject"},
+    )
+    text = str(tower.check())
+    lines = text.splitlines()
+    assert lines[0] == "Nine questions before enabling concurrent tools"
+    assert "6  yes      Has every wait a deadline and a rule?" in lines
+    assert "            At most 2 to 30 s, 1000 calls in all queues; t2: refused at once." in lines
+    table = [line.split("  ") for line in lines if line.startswith(("process ", "run ", "each ", "idle ", "tool:"))]
+    assert [[cell.strip() for cell in row if cell.strip()] for row in table] == [
+        ["process", "32", "1000", "all runs of this process together; another process counts for itself", "every call"],
+        ["run", "8", "-", "each run alone", "every call"],
+        ["each", "2", "3", "each run alone", "t0"],
+        ["idle", "1", "-", "the runs of one tenant together, in this process", "nobody"],
+        ["tool:t0", "2", "5", "all runs of this process together; another process counts for itself", "t0"],
+        ["tool:t2", "2", "5", "all runs of this process together; another process counts for itself", "t2"],
+    ]
+    assert "fix: scope='process'" in text
+    assert max(map(len, lines)) <= 120
+
+
+def test_json_keys_are_stable() -> None:
+    """R-140: `to_dict` is plain JSON, and these are its keys, for programs."""
+    told = json.loads(json.dumps(tools(Tower(pools={"p": Pool(2)}), {}).check().to_dict()))
+    assert set(told) == {"ok", "answers", "limits", "findings"}
+    assert told["ok"] is False
+    assert set(told["answers"][0]) == {"number", "question", "verdict", "because"}
+    assert told["limits"][2] == {
+        "name": "p",
+        "permits": 2,
+        "scope": "process",
+        "counts": "all runs of this process together; another process counts for itself",
+        "max_queued": None,
+        "tools": [],
+    }
+    assert told["findings"] == [
+        {
+            "severity": "warning",
+            "code": "unused_pool",
+            "where": "pool p",
+            "message": "No tool takes permits of it.",
+            "fix": "pools=['p'] on the tools",
+        }
+    ]
+
+
+def test_long_lists_are_cut() -> None:
+    """R-140: a tower of hundreds of tools has a text that can be read; the JSON has them all."""
+    tower = tools(Tower(), *[{"independent": None, "max_concurrency": None} for _ in range(200)])
+    report = tower.check()
+    assert len(report.of("warning")) == 200
+    assert "and 193 more: It does not say what it touches" in " ".join(str(report).split())
+    assert len(str(report)) < 5_000
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("ticket:{id}", "ticket"),
+        ("CRM:all", "crm"),
+        ("repo/x:y", ""),
+        ("plain", ""),
+        ("callable pick", ""),
+        ("callable a:b", ""),
+    ],
+)
+def test_the_family_of_a_template(template: str, family: str) -> None:
+    """R-16: a family is what stands before the first colon, as for keys; a callable has none."""
+    assert family_of(template) == family
+
+
+def test_a_check_calls_nothing() -> None:
+    """R-140: neither handlers nor callables of resources are called, and the tower is as before."""
+
+    def never(number: int = 0) -> str:
+        raise AssertionError("called")
+
+    tower = Tower()
+    tower.add_tool(never, name="never", reads=never)
+    before = tower.statistics()
+    tower.check()
+    assert tower.statistics() == before
