@@ -35,7 +35,7 @@ OWN = "own"
 """In the permits of a call: the pool of its own run, of scope "run"."""
 
 Event = tuple[str, int]
-"""(offer | all | finish | orphan | cancel | withdraw, call), (tick | step, 0)."""
+"""(offer | all | finish | orphan | cancel | withdraw, call), (tick | step, 0), (set, place in the case's `sets`)."""
 
 Key = tuple[int, float, float, int]
 """A rank without its entry."""
@@ -77,6 +77,7 @@ class Case:
         limits: instants from which on a flow may start nothing.
         together: all calls of a flow may be offered in one event too.
         rows: then they are offered in a row, as a batch is.
+        sets: limits that come into force at any time, each once: "P1" as in `pools`, "own:0=1" for a flow's window.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Case:
     together: bool = False
     rows: bool = False
     flows: int = 0
+    sets: tuple[str, ...] = ()
 
 
 @cache
@@ -242,6 +244,9 @@ class World:
         self.ready: dict[int, float] = {}
         self.stood: dict[int, float] = {}  # the last instant at which what it waits for was held by its own run
         self.joined: dict[int, float] = {}  # ... at which anything that it wants was
+        self.sets = list(case.sets)
+        self.set: list[int] = []  # of the case's changes, those that have come
+        self.over_limit: dict[str, int] = {}  # the most that may be held of a pool whose limit was lowered
         for one in case.calls:
             self.add(one)
 
@@ -308,6 +313,7 @@ class World:
             events.append(("tick", 0))
         if self.steps < case.steps:
             events.append(("step", 0))
+        events += [("set", place) for place in range(len(self.sets)) if place not in self.set]
         return events
 
     def apply(self, event: Event, *, check: bool = True) -> list[Entry[int]]:
@@ -358,11 +364,18 @@ class World:
             now = self.now = max(now, gate.wake_at)
             decided = gate.tick(now)
             assert gate.wake_at > now, "the tick left something due"
+        elif word == "set":
+            self.set.append(call)
+            decided = self.reconfigure(self.sets[call])
         else:
             assert word == "step"
             self.steps += 1
             self.now += 1
         started = self._decisions(decided, before)
+        for one in started:
+            for key, _ in self.wants[one].permits:
+                pool = self.ledger.pools[key]
+                assert pool.held <= pool.limit, f"call {one} started above the limit of {pool}"
         self._watch_clocks()
         if check:
             if word == "offer" and call in self.entries and self.stood.get(call) == now:
@@ -371,6 +384,24 @@ class World:
                 self._check_claims(claimed, started, before)
             self.check(ticked=word == "tick")
         return decided
+
+    def reconfigure(self, text: str) -> list[Entry[int]]:
+        """A limit as in `pools`, or "own:0=1", comes into force."""
+        name, _, window = text.partition("=")
+        if window:
+            key, limit, reserve = name, int(window), 0
+        else:
+            plain, _, kept = text.partition("/")
+            [(key, limit)] = permits_of(plain)
+            reserve = int(kept or 0)
+        windows = [(self.flows[int(name.partition(":")[2])], limit)] if window else []
+        self.over_limit[key] = self.ledger.pools[key].held
+        return self.gate.reconfigure([(self.ledger.pools[key], limit, reserve, True)], windows, self.now)
+
+    def change(self, text: str) -> None:
+        """A change that the case does not know of."""
+        self.sets.append(text)
+        self.apply(("set", len(self.sets) - 1))
 
     def urgency(self, call: int) -> tuple[float, int, int]:
         return (self.calls[call].urgent, 0, call)
@@ -544,7 +575,8 @@ class World:
         holders, parked = self.running(), self.parked()
         for key, pool in self.ledger.pools.items():
             held = sum(units for call in holders for that, units in self.wants[call].permits if that == key)
-            assert held == pool.held <= pool.limit, f"{pool} should hold {held}"
+            over = self.over_limit[key] = min(self.over_limit.get(key, 0), held)
+            assert held == pool.held <= max(pool.limit, over), f"{pool} should hold {held}"
         taken = [(key, mode, call) for call in holders for key, mode in self.wants[call].holds]
         for key, mode, call in taken:
             alone = all(COMPATIBLE[mode][more] for that, more, other in taken if that == key and other != call)
@@ -623,7 +655,9 @@ class World:
                 rows = [(row.first, row.stop) for row in line.backlog.rows] if line.backlog is not None else []
                 flows.append((bay.state.key, bay.need, tuple(entry.owner for entry in line.parked), behind, *rows))
                 flows.append((line.freed - now, *(self._stood(one) for one in behind)))
-        return (*calls, "|", *flows, gate.wake_at - now, self.steps, self.now if self.case.limits else 0)
+        limits = [(pool.limit, pool.reserve, self.over_limit.get(key)) for key, pool in self.ledger.pools.items()]
+        changed = (*limits, *sorted(self.set)) if self.case.sets else ()
+        return (*calls, "|", *flows, "|", *changed, gate.wake_at - now, self.steps, self.now if self.case.limits else 0)
 
     def _stood(self, call: int) -> tuple[float, float]:
         return self.stood.get(call, NEVER) - self.now, self.joined.get(call, NEVER) - self.now

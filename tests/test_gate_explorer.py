@@ -163,6 +163,52 @@ CASES = [
     Case(
         "bounded queue", "P1", (One(0, "P", bound=1), One(1, "P", bound=1), One(2, "P", bound=1), One(0, "P", bound=1))
     ),
+    Case("raised", "P1", (One(0, "P"), One(1, "P"), One(2, "P"), One(0, "P")), passes=1, sets=("P2",)),
+    Case("lowered", "P2", (One(0, "P"), One(1, "P"), One(2, "P"), One(0, "P")), passes=1, sets=("P1",)),
+    Case("lowered and raised", "P2", (One(0, "P2"), One(1, "P"), One(2, "P")), passes=1, sets=("P1", "P3")),
+    Case("too wide now", "P2", (One(0, "P2"), One(1, "P2"), One(1, "P2"), One(2, "P")), passes=1, sets=("P1",)),
+    Case("wide, claimed, then hopeless", "P2 Q1", (One(0, "P2 Q"), One(1, "P"), One(2, "P Q")), passes=1, sets=("P1",)),
+    Case(
+        "a reserve comes",
+        "P2",
+        (One(0, "P"), One(1, "P", priority=1), One(2, "P"), One(1, "P", priority=1)),
+        passes=1,
+        sets=("P2/1",),
+    ),
+    Case(
+        "a reserve goes",
+        "P2/1",
+        (One(0, "P"), One(1, "P", priority=1), One(2, "P"), One(0, "P2")),
+        passes=1,
+        sets=("P2",),
+    ),
+    Case(
+        "a wider window",
+        "P1",
+        (One(0, "own P"), One(0, "own"), One(0, "own P"), One(1, "P")),
+        window=1,
+        sets=("own:0=2",),
+    ),
+    Case(
+        "a narrower window",
+        "P2",
+        (One(0, "own P"), One(0, "own P"), One(0, "own", "k:X"), One(1, "P", "k:X")),
+        sets=("own:0=1",),
+    ),
+    Case(
+        "lowered over an orphan that bars the way",
+        "P3",
+        (One(0, "P2"), One(1, "P"), One(2, "P2"), One(1, "P")),
+        passes=1,
+        sets=("P2",),
+    ),
+    Case(
+        "raised for those with a clock",
+        "P1",
+        (One(0, "P", max_wait=1), One(1, "P", max_wait=2), One(0, "P", wait=False), One(1, "P", bound=1)),
+        steps=1,
+        sets=("P2",),
+    ),
     Case(
         "bounded to nothing", "", (One(0, "", "k:X", bound=0), One(1, "", "k:X", bound=0), One(0, "", "k:X", bound=0))
     ),
@@ -245,7 +291,16 @@ def random_case(seed: int, calls: int) -> Case:
         limits=tuple(rng.choice([NEVER, NEVER, 1]) for _ in range(3)),
         together=rng.random() < 0.3,
         rows=rng.random() < 0.5,
+        sets=random_sets(rng, limits, flows),
     )
+
+
+def random_sets(rng: Random, limits: list[tuple[str, int]], flows: int) -> tuple[str, ...]:
+    """Limits that come into force some time, in half of the cases."""
+    if rng.random() < 0.5:
+        return ()
+    pools = [f"{name}{rng.randint(1, limit + 1)}" for name, limit in rng.sample(limits, min(1, len(limits)))]
+    return tuple(pools) if pools and rng.random() < 0.7 else (f"own:{rng.randrange(flows)}={rng.randint(1, 3)}",)
 
 
 def test_g3_g6_orders_of_random_cases() -> None:
@@ -477,6 +532,33 @@ class LosesARow(Gate[int]):
         return decided
 
 
+class RaisesInVain(Gate[int]):
+    """A raised limit wakes nobody."""
+
+    def reconfigure(self, limits, windows, now):
+        for pool, limit, reserve, enforced in limits:
+            self.ledger.set_limit(pool, limit, reserve, enforced=enforced)
+        return []
+
+
+class HandsOverTheSurplus(Gate[int]):
+    """What is held above a lowered limit goes from one to the next."""
+
+    def _hand_over(self, entry, now):
+        self.ledger.uneven = False
+        return super()._hand_over(entry, now)
+
+
+class KeepsTheWindow(Gate[int]):
+    """A wider window lets no more calls of the run come forward."""
+
+    def reconfigure(self, limits, windows, now):
+        decided = super().reconfigure(limits, (), now)
+        for flow, window in windows:
+            flow.window = window
+        return decided
+
+
 class ForgetsTheLimit(Gate[int]):
     """A run's deadline does not end its waits."""
 
@@ -510,6 +592,8 @@ FAULTS: dict[type[Gate[int]], str] = {
     CountsSiblings: "bounded queue",
     KeepsNodes: "one key",
     LosesARow: "a batch",
+    RaisesInVain: "raised",
+    HandsOverTheSurplus: "lowered",
     ForgetsTheLimit: "runs that end",
 }
 

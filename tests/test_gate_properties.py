@@ -126,6 +126,15 @@ class History(RuleBasedStateMachine):
     def tick(self) -> None:
         self.world.apply(("tick", 0))
 
+    @rule(data=st.data(), limit=st.integers(1, 6), reserve=st.sampled_from([0, 0, 0, 1]))
+    def change_a_limit(self, data: st.DataObject, limit: int, reserve: int) -> None:
+        name = data.draw(st.sampled_from([word[0] for word in self.pools.split()]))
+        self.world.change(f"{name}{limit}/{min(reserve, limit - 1)}")
+
+    @rule(flow=st.integers(0, FLOWS - 1), window=st.integers(1, 4))
+    def change_a_window(self, flow: int, window: int) -> None:
+        self.world.change(f"own:{flow}={window}")
+
     @rule()
     def time_passes(self) -> None:
         self.world.apply(("step", 0))

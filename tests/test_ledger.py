@@ -63,12 +63,12 @@ def test_a_reserve_is_for_those_above_the_middle() -> None:
 
 
 def test_what_can_never_be_had_is_known_at_once() -> None:
-    """FIELD 1.3: an ask for more than a pool will ever give to its class is known when it is looked up."""
+    """FIELD 1.3: an ask for more than a pool will ever give to its class is known without a wait."""
     ledger = make_ledger("P3/1 Q2")
-    assert wants(ledger, "P3").hopeless is ledger.pools["P"]
-    assert wants(ledger, "P3", priority=1).hopeless is None
-    assert wants(ledger, "P2 Q3").hopeless is ledger.pools["Q"]
-    assert wants(ledger, "P2 Q2").hopeless is None
+    assert ledger.hopeless(wants(ledger, "P3")) is ledger.pools["P"]
+    assert ledger.hopeless(wants(ledger, "P3", priority=1)) is None
+    assert ledger.hopeless(wants(ledger, "P2 Q3")) is ledger.pools["Q"]
+    assert ledger.hopeless(wants(ledger, "P2 Q2")) is None
 
 
 def test_what_a_call_costs_its_run() -> None:
@@ -300,5 +300,37 @@ def test_s13_a_limit_that_is_only_watched() -> None:
     for _ in range(5):
         assert ledger.claim(wants(ledger, "P")) is None
     assert (pool.declared, pool.held, pool.peak) == (2, 5, 5)
-    assert wants(ledger, "P9").hopeless is None
+    assert ledger.hopeless(wants(ledger, "P9")) is None
     ledger.validate()
+
+
+def test_r64_a_lower_limit_holds_nobody_who_is_there() -> None:
+    """R-64, G3: below what is held a limit takes nobody new; what is above it goes down with each that ends and never
+    up again; a reserve counts at once.
+    """
+    ledger = make_ledger("P3")
+    pool = ledger.pools["P"]
+    three = [wants(ledger, "P") for _ in range(3)]
+    for one in three:
+        assert ledger.claim(one) is None
+    ledger.set_limit(pool, 1)
+    ledger.validate()
+    assert (pool.limit, pool.declared, pool.held) == (1, 1, 3)
+    assert ledger.claim(wants(ledger, "P")) is pool
+    ledger.give(three.pop())
+    ledger.validate()
+    pool.held += 1
+    with pytest.raises(AssertionError, match="over its limit"):
+        ledger.validate()
+    pool.held -= 1
+    while three:
+        ledger.give(three.pop())
+        ledger.validate()
+    ledger.set_limit(pool, 2, 1)
+    assert ledger.hopeless(wants(ledger, "P2")) is pool
+    assert ledger.claim(wants(ledger, "P")) is None
+    assert ledger.claim(wants(ledger, "P")) is pool
+    assert ledger.claim(wants(ledger, "P", priority=1)) is None
+    ledger.set_limit(pool, 2, enforced=False)
+    assert ledger.claim(wants(ledger, "P")) is None
+    assert pool.anew().held == 0

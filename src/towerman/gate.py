@@ -318,7 +318,44 @@ class Gate(Turns[OwnerT]):
                 decided += self.finish(self._lenders[loan], now)
         return decided
 
-    # ------------------------------------------------------------------ new locks
+    # ------------------------------------------------------------------ other limits, new locks
+
+    def reconfigure(
+        self,
+        limits: Iterable[tuple[Pool[Lot[OwnerT]], int, int, bool]],
+        windows: Iterable[tuple[Flow[OwnerT], int]],
+        now: float,
+    ) -> list[Entry[OwnerT]]:
+        """Limits change while calls run and wait (R-64).
+
+        Whoever runs goes on, also above a lower limit. Whoever waits is looked at: what fits now is granted, and what
+        needs more than there will ever be is rejected.
+
+        Args:
+            limits: pools, each with its new permits, the permits of them in reserve, and whether it is enforced.
+            windows: runs, each with how many of its calls may run at once.
+            now: the present instant.
+        """
+        for pool, limit, reserve, enforced in limits:
+            self.ledger.set_limit(pool, limit, reserve, enforced=enforced)
+            if pool.lot is not None:
+                self._changed.append(pool)
+        for flow, window in windows:
+            flow.window = window
+            self._refills += [(flow, line, now) for line in flow.lines.values()]
+        for entry in list(self._each_parked()):
+            hopeless = self.ledger.hopeless(entry.wants)
+            if hopeless is not None:
+                if hopeless.label != entry.blocked_by[-1]:
+                    entry.blocked_by = (*entry.blocked_by, hopeless.label)
+                self._reject(entry, "concurrency_limit", now)
+            elif entry.promoted and entry.line.bay.barred:
+                self._unclaim(entry)
+            elif entry.promoted:
+                self._claim(entry)
+        self._suspects += [entry for entry in self._each_parked() if entry.wants.loan is not None]
+        return self._settle(now)
+
 
     def expand(self, more: Callable[[Wants[Lot[OwnerT]]], Wants[Lot[OwnerT]]]) -> None:
         """A tool was declared that makes further locks necessary (intentions above nested keys): take them in flight.

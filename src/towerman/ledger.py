@@ -66,13 +66,15 @@ class Pool(State[LotT]):
         enforced: False for a limit that is only watched: what is held may go past it.
 
     Attributes:
-        declared: the limit as it was given.
+        declared: the limit as it was given, or last changed.
+        ceiling: the most that may be held. Above the limit only after it was lowered, until what was held has come
+            down to it.
         held: permits taken.
         peak: the most that were ever held.
         orphaned: permits held by orphans, counted in `held` too.
     """
 
-    __slots__ = ("declared", "held", "label", "limit", "orphaned", "peak", "reserve", "scope")
+    __slots__ = ("ceiling", "declared", "held", "label", "limit", "orphaned", "peak", "reserve", "scope")
 
     def __init__(
         self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process", enforced: bool = True
@@ -80,7 +82,7 @@ class Pool(State[LotT]):
         super().__init__(key)
         self.label = label
         self.declared = limit
-        self.limit = limit if enforced else UNLIMITED
+        self.limit = self.ceiling = limit if enforced else UNLIMITED
         self.reserve = reserve
         self.scope = scope
         self.held = 0
@@ -182,6 +184,10 @@ class Loan(Generic[LotT]):
             yield loan
             loan = loan.above
 
+    def most(self, pool: Pool[LotT]) -> int:
+        """Permits of a pool that may ever be borrowed at once."""
+        return sum(loan.units.get(pool, 0) for loan in self.chain() if not loan.over)
+
     def free(self, pool: Pool[LotT]) -> int:
         """Permits of a pool that may be borrowed now."""
         return sum(loan.units.get(pool, 0) - loan.lent.get(pool, 0) for loan in self.chain() if not loan.over)
@@ -207,28 +213,32 @@ class Wants(Ask, Generic[LotT]):
             they hold alone.
         pool_states: the pools alone.
         weight: what it costs its run's fair share: its permits of the first pool.
-        hopeless: a pool that can never serve it, or None.
         loan: what the call that waits for it lends to it; None for a call that nobody waits for. Then these wants are
             of that one call alone.
         borrowed: what it has borrowed, while it runs.
     """
 
-    __slots__ = ("borrowed", "hopeless", "loan", "pool_states", "pools", "weight")
+    __slots__ = ("borrowed", "loan", "pool_states", "pools", "weight")
 
     pools: tuple[tuple[Pool[LotT], int], ...]
     pool_states: tuple[State[LotT], ...]
     weight: int
-    hopeless: Pool[LotT] | None
     loan: Loan[LotT] | None
     borrowed: list[tuple[Loan[LotT], Pool[LotT], int]]
 
 
 class Ledger(Generic[LotT]):
-    """Who holds how much, in this process."""
+    """Who holds how much, in this process.
 
-    __slots__ = ("_nodes", "_pools")
+    Attributes:
+        uneven: what one gives back need not fit the next who wants the same.
+    """
+
+    __slots__ = ("_nodes", "_pools", "uneven")
 
     def __init__(self) -> None:
+        # More may be held than some of those who wait could have: a limit was lowered, or a part is in reserve.
+        self.uneven = False
         self._pools: dict[str, Pool[LotT]] = {}
         self._nodes: dict[str, Node[LotT]] = {}
 
@@ -241,6 +251,7 @@ class Ledger(Generic[LotT]):
 
     def add_pool(self, pool: Pool[LotT]) -> Pool[LotT]:
         """Add a pool, or return the one that has its key."""
+        self.uneven = self.uneven or pool.reserve > 0
         return self._pools.setdefault(pool.key, pool)
 
     def drop_pool(self, key: str) -> bool:
@@ -263,9 +274,25 @@ class Ledger(Generic[LotT]):
         wants.pool_states = tuple(pool for pool, _ in wants.pools)
         wants.weight = wants.permits[0][1] if wants.permits else 1
         wants.loan = None
-        priority = wants.priority
-        wants.hopeless = next((pool for pool, units in wants.pools if units > pool.room(priority)), None)
         return wants
+
+    def hopeless(self, wants: Wants[LotT]) -> Pool[LotT] | None:
+        """A pool that can never serve an ask, whoever gives back, or None."""
+        priority, loan = wants.priority, wants.loan
+        for pool, units in wants.pools:
+            if units > (pool.limit if priority > 0 else pool.limit - pool.reserve) and (
+                loan is None or units > loan.most(pool)
+            ):
+                return pool
+        return None
+
+    def set_limit(self, pool: Pool[LotT], limit: int, reserve: int = 0, *, enforced: bool = True) -> None:
+        """Change a limit. What is held stays held, also above a lower one."""
+        pool.declared = limit
+        pool.limit = limit if enforced else UNLIMITED
+        pool.reserve = reserve
+        pool.ceiling = max(pool.limit, pool.held)
+        self.uneven = self.uneven or pool.held > pool.limit or reserve > 0
 
     def states(self, wants: Wants[LotT]) -> tuple[State[LotT], ...]:
         """Everything that an ask touches and that exists now."""
@@ -439,7 +466,8 @@ class Ledger(Generic[LotT]):
         """
         for pool in self._pools.values():
             assert pool.held >= 0, f"{pool} holds less than nothing"
-            assert pool.held <= pool.limit, f"{pool} is over its limit"
+            pool.ceiling = max(pool.limit, min(pool.ceiling, pool.held))
+            assert pool.held <= pool.ceiling, f"{pool} is over its limit"
             assert 0 <= pool.orphaned <= pool.held, f"{pool} has {pool.orphaned} permits with orphans"
         for node in self._nodes.values():
             held = [mode for mode in range(4) if node.counts[mode]]

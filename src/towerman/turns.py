@@ -74,8 +74,9 @@ class Turns(Waiting[OwnerT]):
             ledger.take(wants)
             self._grant(entry, -wants.priority, NEVER, self._tag(flow, wants), self._number + 1)
             return None
-        if wants.hopeless is not None:
-            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", wants.hopeless.label)
+        hopeless = ledger.hopeless(wants)
+        if hopeless is not None:
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", hopeless.label)
         elif wants.wait or flow.in_turn(state):
             line = self._line(flow, state, wants)
             standing = flow.holds(state, wants.loan)
@@ -178,6 +179,8 @@ class Turns(Waiting[OwnerT]):
         changes.
         """
         wants = entry.wants
+        if self.ledger.uneven and not all(pool.held <= pool.room(wants.priority) for pool, _ in wants.pools):
+            return False  # more is held than those who wait now may have
         found: Lot[OwnerT] | None = None
         for state in self.ledger.states(wants):
             if state.lot is not None:

@@ -93,6 +93,16 @@ class Watched(Ledger[LotT]):
             if pool.held <= pool.declared:
                 self._over.pop(pool, None)
 
+    def set_limit(self, pool: Pool[LotT], limit: int, reserve: int = 0, *, enforced: bool = True) -> None:
+        """As ever; from now on the excess is counted above the new limit."""
+        if pool in self._over:
+            self._add(pool, self._now())
+        super().set_limit(pool, limit, reserve, enforced=enforced)
+        self._watch(pool).limit = limit
+        self._over.pop(pool, None)
+        if pool.held > limit:
+            self._over[pool] = self._now()
+
     def add_up(self) -> None:
         """Bring the times up to now."""
         now = self._now()

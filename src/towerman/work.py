@@ -189,7 +189,6 @@ class Want(Wants[Lot[Owner]]):
         other.pools = self.pools
         other.pool_states = self.pool_states
         other.weight = self.weight
-        other.hopeless = self.hopeless
         other.loan = self.loan
         if other.loan is not None:
             other.borrowed = self.borrowed
