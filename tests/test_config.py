@@ -532,24 +532,29 @@ def test_policy_holds_for_tools_before_and_after() -> None:
 
 
 def test_policy_changes_no_tool_that_may_be_at_work() -> None:
-    """G3: while runs are open, `tower.policy` for a tool that is declared is refused and changes nothing; for tools to
-    come it is taken.
+    """G3, G4: while calls are at work, `tower.policy` does not change what a declared tool touches: it is refused, and
+    nothing of it is taken; other options are, and so is what is said of tools to come.
     """
     tower = Tower()
     policy(tower)
 
+    @tower.tool
+    async def other() -> None:
+        with pytest.raises(PolicyError, match=r"policy 'crm_\*': it changes what 'crm_read' touches, and calls are at"):
+            tower.policy("crm_*", timeout=9, writes="k")
+        assert tower._core.tools["crm_read"].policy.timeout is None
+        tower.policy("crm_*", timeout=1)
+        tower.policy("new_*", timeout=2, sequential=True)
+
     async def go() -> None:
-        async with tower.run():
-            with pytest.raises(
-                PolicyError, match=r"policy 'crm_\*': runs are open, and 'crm_read' is declared already"
-            ):
-                tower.policy("crm_*", timeout=1)
-            tower.policy("new_*", timeout=2)
+        async with tower.run() as run:
+            assert (await run.execute([Call("other", {})])).ok
+            tower.policy("crm_*", writes="k")  # nothing is at work now
 
     asyncio.run(go())
-    assert policy(tower, "new_one").timeout == 2
-    assert policy(tower, "crm_new").timeout is None
-    tower.policy("crm_*", timeout=1)
+    assert policy(tower, "new_one").sequential
+    assert policy(tower, "crm_new").timeout == 1
+    assert tower._core.tools["crm_read"].policy.writes == "k"
     assert tower._core.tools["crm_read"].policy.timeout == 1
     tower.close()
 

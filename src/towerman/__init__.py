@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
+from towerman.changes import Change, Changes
 from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
 from towerman.policy import Pool
 from towerman.tower import PoolStatistics, Run, Statistics, Tower
@@ -22,6 +23,8 @@ __all__ = [
     "Batch",
     "BatchResult",
     "Call",
+    "Change",
+    "Changes",
     "CheckReport",
     "Code",
     "Context",

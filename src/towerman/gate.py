@@ -356,11 +356,12 @@ class Gate(Turns[OwnerT]):
         self._suspects += [entry for entry in self._each_parked() if entry.wants.loan is not None]
         return self._settle(now)
 
-
     def expand(self, more: Callable[[Wants[Lot[OwnerT]]], Wants[Lot[OwnerT]]]) -> None:
-        """A tool was declared that makes further locks necessary (intentions above nested keys): take them in flight.
+        """A tool was declared that makes further locks necessary (intentions above nested keys), or was given further
+        limits: who is at work takes them, who waits wants them.
 
-        What is added conflicts only with locks that nobody could ask for until now, so it is always free.
+        A lock that is added conflicts only with locks that nobody could ask for until now, so it is always free. A
+        limit that is added may be less than what is at work: it is then over, as one that was lowered.
         """
         for flow in (*self._flows.values(), *self._closed):
             for entry in flow.running:
@@ -377,6 +378,11 @@ class Gate(Turns[OwnerT]):
             self.ledger.mark_orphan(entry.wants, 1)
 
     def _widen(self, entry: Entry[OwnerT], more: Callable[[Wants[Lot[OwnerT]]], Wants[Lot[OwnerT]]]) -> None:
-        before = set(entry.wants.holds)
+        before, pools = set(entry.wants.holds), dict(entry.wants.pools)
         entry.wants = more(entry.wants)
+        for pool, units in entry.wants.pools:
+            if pool not in pools:
+                self.ledger.count_in(pool, units)
+                if entry.loan is not None:
+                    entry.loan.units[pool] = units
         self.ledger.take_holds(hold for hold in entry.wants.holds if hold not in before)

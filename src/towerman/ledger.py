@@ -323,6 +323,13 @@ class Ledger(Generic[LotT]):
         if isinstance(state, Node) and state.lot is None and state.idle and self._nodes.get(state.key) is state:
             del self._nodes[state.key]
 
+    def count_in(self, pool: Pool[LotT], units: int) -> None:
+        """Somebody at work holds so many permits of a limit that is new, whether they fit or not."""
+        pool.held += units
+        pool.peak = max(pool.peak, pool.held)
+        pool.ceiling = max(pool.ceiling, pool.held)
+        self.uneven = self.uneven or pool.held > pool.limit
+
     # ------------------------------------------------------------------ taking and giving
 
     def blocker(self, wants: Wants[LotT]) -> State[LotT] | None:

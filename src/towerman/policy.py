@@ -485,7 +485,9 @@ def check_contradictions(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(f"{where}: read_only=True contradicts writes; a tool that writes has an effect")
 
 
-def check_limits(where: str, given: Mapping[str, object], pools: Mapping[str, Pool], max_concurrency: int) -> None:
+def check_limits(
+    where: str, given: Mapping[str, object], pools: Mapping[str, Pool], max_concurrency: int, *, must_fit: bool = True
+) -> None:
     """Refuse checked options of tools that the tower's limits could never serve.
 
     Args:
@@ -493,9 +495,10 @@ def check_limits(where: str, given: Mapping[str, object], pools: Mapping[str, Po
         given: checked options by name.
         pools: the tower's pools by name.
         max_concurrency: permits of the process-wide limit, which a weight may not exceed.
+        must_fit: False asks only that the pools exist.
     """
     weight = cast("int", given.get("weight", 1))
-    if weight > max_concurrency:
+    if weight > max_concurrency and must_fit:
         raise PolicyError(
             f"{where}: weight {shown(weight)} is more than the tower's max_concurrency {max_concurrency}: "
             "it could never run"
@@ -508,7 +511,7 @@ def check_limits(where: str, given: Mapping[str, object], pools: Mapping[str, Po
             near = get_close_matches(key, pools, 1)
             hint = f"did you mean {near[0]!r}?" if near else f'declare it: Tower(pools={{"{key[:40]}": 4}})'
             raise PolicyError(f"{where}: no pool {shown(key)}; {hint}")
-        if units > pool.permits - pool.reserve:
+        if units > pool.permits - pool.reserve and must_fit:
             raise PolicyError(
                 f"{where}: pools.{key}: {shown(units)} permits of a pool that has {pool.permits}"
                 f"{f' less {pool.reserve} in reserve' if pool.reserve else ''}: it could never run"
@@ -516,7 +519,12 @@ def check_limits(where: str, given: Mapping[str, object], pools: Mapping[str, Po
 
 
 def tool_policy(
-    name: str, options: Mapping[str, object], pools: Mapping[str, Pool], *, max_concurrency: int
+    name: str,
+    options: Mapping[str, object],
+    pools: Mapping[str, Pool],
+    *,
+    max_concurrency: int,
+    must_fit: bool = True,
 ) -> ToolPolicy:
     """Check the options of one tool against the tower's pools.
 
@@ -525,13 +533,14 @@ def tool_policy(
         options: keyword options of `Tower.tool`, without `name`; None means "not given".
         pools: the tower's pools by name.
         max_concurrency: permits of the process-wide limit, which a weight may not exceed.
+        must_fit: False lets it need more than there is.
 
     Raises:
         PolicyError: naming the tool, the option and the fix.
     """
     where = f"tool {name_of('tool name', name)!r}"
     given = tool_options(where, options)
-    check_limits(where, given, pools, max_concurrency)
+    check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
     return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
 

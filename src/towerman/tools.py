@@ -109,6 +109,7 @@ def compile_tool(
     tower: TowerPolicy,
     context_type: type,
     pools: Mapping[str, Pool],
+    known: Tool | None = None,
 ) -> Tool:
     """Compile a handler and its options.
 
@@ -119,6 +120,7 @@ def compile_tool(
         tower: the tower's own policy.
         context_type: the type of the parameter that takes the call's context.
         pools: the tower's pools by name.
+        known: the same handler and schema, compiled with other options.
 
     Raises:
         PolicyError: naming the tool, the option and the fix.
@@ -126,11 +128,16 @@ def compile_tool(
     given = dict(options)
     given.pop("name", None)
     schema = given.pop("schema", None)
-    policy = tool_policy(name, given, pools, max_concurrency=tower.max_concurrency)
+    # Limits may be lowered below what a declared tool needs: then its calls are refused, not its declaration.
+    policy = tool_policy(name, given, pools, max_concurrency=tower.max_concurrency, must_fit=known is None)
     if tower.strict:
         check_strict(policy)
-    context_parameter = arguments.context_parameter_of(handler, context_type)
-    if schema is None:
+    context_parameter = (
+        arguments.context_parameter_of(handler, context_type) if known is None else (known.context_parameter)
+    )
+    if known is not None:
+        checker = known.checker
+    elif schema is None:
         checker = arguments.checker_from_function(handler, context_parameter=context_parameter)
     elif isinstance(schema, Mapping):
         checker = arguments.checker_from_schema(schema)

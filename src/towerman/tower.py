@@ -11,24 +11,28 @@ Not here: how calls are decided, run and sealed (gate, plan, runner), what provi
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import translate
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from towerman.calls import Batch, Call
+from towerman.changes import AtWork, Changes, same, too_wide, tool_changes, touches_the_same, tower_changes
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.errors import PolicyError
-from towerman.gate import NEVER, Gate, Lot
+from towerman.gate import GRANTED, NEVER, Gate, Lot
 from towerman.ledger import Ledger
-from towerman.ledger import Pool as LedgerPool
+from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
     Declared,
@@ -44,6 +48,7 @@ from towerman.policy import (
     WhenBusy,
     flag,
     name_of,
+    only_known,
     pools_of,
     seconds,
     shown,
@@ -52,11 +57,12 @@ from towerman.policy import (
 from towerman.threads import Couriers
 from towerman.tools import Tool, compile_tool, is_coroutine_function, name_of_tool
 from towerman.trace import Event, Observer
-from towerman.work import BatchResult, Context, Core, RunState, Work, pool_key
+from towerman.work import BatchResult, Context, Core, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
+    from towerman.follow import Follower, Taken
     from towerman.gate import Flow
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
@@ -64,6 +70,8 @@ if TYPE_CHECKING:
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 P = ParamSpec("P")
+
+_log: Final = logging.getLogger("towerman")
 
 Patterns = str | Iterable[str] | None
 """Tool names or patterns such as `crm_*`."""
@@ -311,8 +319,49 @@ def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
     def filled(self: object, config: Source | None = None, **given: object) -> None:
         read, options = settled(config, given)
         cast("Callable[..., None]", init)(self, read, **options)
+        tower = cast("Tower", self)
+        tower._layers = tower._layers._replace(given={key: given[key] for key in TOWER_OPTIONS if key in given})
 
     return cast("Callable[P, None]", filled)
+
+
+class Layers(NamedTuple):
+    """What a tower's options are made of.
+
+    Args:
+        options: all of it together.
+        config: the file.
+        given: what was given as arguments, when the tower was made or later.
+        rules: for tools, as they were given in code.
+    """
+
+    options: TowerPolicy
+    config: Config
+    given: Mapping[str, object]
+    rules: tuple[Rule, ...]
+
+
+def _taken(tower: weakref.ref[Tower], path: str) -> Taken:
+    """A followed file has changed."""
+    from towerman.follow import Taken
+
+    it = tower()
+    if it is None or it._closed:
+        return Taken.GONE
+    try:
+        changes = it.configure(path)
+    except AtWork as later:
+        if it._told_later != str(later):
+            it._told_later = str(later)
+            _log.warning("%s: not taken yet: %s", path, later)
+        return Taken.LATER
+    except Exception as wrong:
+        _log.error("%s: not taken, what held before still holds: %s", path, wrong)
+        return Taken.DONE
+    it._told_later = ""
+    for line in str(changes).splitlines():
+        _log.info("%s: %s", path, line)
+    return Taken.DONE
 
 
 class Tower:
@@ -382,10 +431,10 @@ class Tower:
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
-        self._config = cast("Config", config)  # it was read on the way in, see below
-        self._rules: tuple[Rule, ...] = ()
+        self._layers = Layers(self.options, cast("Config", config), {}, ())  # it was read on the way in, see above
+        self._changing = threading.Lock()
         self._declared: dict[str, tuple[Callable[..., object], Mapping[str, object]]] = {}
-        check_rules(self._config.tools, self.options)
+        check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
         clock = _clock or RealClock()
         self._born = clock.now()
@@ -397,7 +446,10 @@ class Tower:
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         self._prefix = os.urandom(4).hex()
-        self._stale: set[str] = set()
+        self._limits = Limits(self._core)
+        self._follower: Follower | None = None
+        self._watched_every = 0.0
+        self._told_later = ""
         self._closed = False
         try:
             listed = tuple(observers)
@@ -408,7 +460,7 @@ class Tower:
         tally = cast("Tally | None", self._tally)
         if tally is not None:
             self.add_observer(tally)
-        self._add_process_pools(self._core)
+        self._limits.add_process()
         _TOWERS.add(self)
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
@@ -422,35 +474,6 @@ class Tower:
         self._watched = Watched(clock.now)
         return self._watched
 
-    def _add_pool(
-        self, core: Core, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process"
-    ) -> None:
-        enforced = self.options.mode == "enforce"
-        pool: LedgerPool[Lot[tuple[Work, int]]] = LedgerPool(
-            key, label, permits, reserve=reserve, scope=scope, enforced=enforced
-        )
-        core.gate.ledger.add_pool(pool)
-
-    def _add_named_pools(self, core: Core, scope: str, state: RunState | None) -> None:
-        """The named pools of a scope: for the process, or as far as they count for a run."""
-        for name, pool in self.options.pools.items():
-            if pool.scope == scope:
-                key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
-                self._add_pool(core, key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
-
-    def _add_process_pools(self, core: Core) -> None:
-        self._add_pool(core, "process", "pool process", self.options.max_concurrency)
-        self._add_named_pools(core, "process", None)
-
-    def _add_tool_pool(self, tool: Tool) -> None:
-        if tool.policy.max_concurrency is not None:
-            self._add_pool(self._core, f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
-
-    def _add_run_pools(self, core: Core, state: RunState) -> None:
-        self._add_pool(core, f"run:{state.number}", "pool run", state.flow.window, scope="run")
-        self._add_named_pools(core, "run", state)
-        self._add_named_pools(core, "tenant", state)
-
     def _after_fork(self) -> None:
         """In the child of a fork: what was at work belongs to the parent, and its threads and loops are not here."""
         core = self._core
@@ -459,17 +482,21 @@ class Tower:
         if self._tally is not None:
             self._tally.clear()
         self._made = self._door = None
-        self._stale.clear()
+        self._limits.forget()
+        self._changing = threading.Lock()
         self._courier = self._courier.anew()
         if core.emit is not None:
             core.emit = self._courier.sender()
             core.gate.notes = []
-        self._add_process_pools(core)
+        limits = self._limits
+        limits.add_process()
         for tool in core.tools.values():
-            self._add_tool_pool(tool)
+            limits.add_tool(tool)
         for state in self._runs.values():
             state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
-            self._add_run_pools(core, state)
+            limits.add_run(state)
+        if self._follower is not None:
+            self.watch(self._watched_every)
 
     @property
     def _sync(self) -> SyncDoor:
@@ -573,21 +600,28 @@ class Tower:
     def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
         """Declare a tool without decorating; the options are those of `tool`."""
         core = self._core
-        tool = self._compiled(name_of_tool(function, options), function, options, self._rules)
+        tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
         if tool.name in core.tools:
             raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
         self._declared[tool.name] = function, options
-        self._add_tool_pool(tool)
-        core.add_tool(tool)
+        with core.lock:
+            self._limits.add_tool(tool)
+            core.put_tool(tool)
         for state in list(self._runs.values()):
             core.widen(state)
 
     def _compiled(
-        self, name: str, function: Callable[..., object], options: Mapping[str, object], rules: Sequence[Rule]
+        self,
+        name: str,
+        function: Callable[..., object],
+        options: Mapping[str, object],
+        layers: Layers,
+        known: Tool | None = None,
     ) -> Tool:
-        merged, origins = laid_out(name, options, self._config.tools, rules)
+        merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
+        tower = layers.options
         try:
-            return compile_tool(name, function, merged, self.options, Context, self.options.pools)
+            return compile_tool(name, function, merged, tower, Context, tower.pools, known)
         except PolicyError as wrong:
             raise blame(wrong, origins) from None
 
@@ -603,31 +637,146 @@ class Tower:
             pattern: a tool's name, or a pattern with `*`, `?` and `[...]`.
             options: those of `tool`, without `name` and `schema`.
 
+        It holds for calls that come afterwards, as with `configure`.
+
         Raises:
-            PolicyError: an option that is wrong, by itself or for a tool that is declared already; or one of these
-                tools may be at work: runs are open. Nothing was changed.
+            PolicyError: an option that is wrong, by itself or for a tool that is declared already; or it changes what
+                declared tools touch, and calls are at work. Nothing was changed.
         """
-        rules = (*self._rules, rule(pattern, options))
-        check_rules(rules[-1:], self.options)
-        core = self._core
-        changed = [self._compiled(name, *self._declared[name], rules) for name in core.tools if rules[-1].fits(name)]
-        with core.lock:
-            ledger = core.gate.ledger
-            if changed and (self._runs or ledger.pools["process"].held):
-                raise PolicyError(
-                    f"policy {pattern!r}: runs are open, and {changed[0].name!r} is declared already; "
-                    "say it before the first run"
-                )
-            for tool in changed:
-                ledger.drop_pool(f"tool:{tool.name}")
-                self._add_tool_pool(tool)
-                core.put_tool(tool)
-            self._rules = rules
+        one = rule(pattern, options)
+        self._configure(f"policy {pattern!r}", None, {}, [one])
+
+    def configure(
+        self,
+        config: Source | None = None,
+        *,
+        tools: Mapping[str, Mapping[str, object]] | None = None,
+        **options: object,
+    ) -> Changes:
+        """Change options while calls run and wait (R-64); also from another thread. All of it, or nothing.
+
+        A lower limit ends nobody: what is held above it comes down as calls end. A higher one wakes those who wait at
+        once. A waiting call that needs more than there is now is answered `concurrency_limit`. A limit that a tool did
+        not have before counts those of its calls that are at work. Times, bounds of queues and other options of tools
+        hold for calls that come afterwards.
+
+        Args:
+            config: a `towerman.toml`, as a path or as a mapping, in place of the one so far: what it does not say any
+                more falls back to the environment and the defaults. `tower.configure(tower.config)` reads the file
+                anew.
+            tools: options of tools by pattern, as `policy` takes them.
+            options: those of the tower, by name; they win over file and environment from now on. Of `pools` only those
+                that are named change; a number changes a pool's permits and leaves the rest of it as it is.
+
+        Returns:
+            What is different now; empty where nothing is.
+
+        Raises:
+            PolicyError: naming the option and the fix: it is wrong, or cannot change while the tower lives, or it
+                changes what declared tools touch, and calls are at work. Nothing was changed.
+        """
+        given: dict[str, object] = {key: value for key, value in options.items() if value is not None}
+        only_known("configure", given, (*TOWER_OPTIONS, "config", "tools"))
+        if "pools" in given:
+            given["pools"] = self._with_permits(given["pools"])
+        if tools is not None and not isinstance(tools, Mapping):
+            raise PolicyError(f'configure: tools: a mapping such as {{"crm_*": {{"timeout": 5}}}}; got {shown(tools)}')
+        rules = []
+        for pattern, its in cast("Mapping[object, object]", tools or {}).items():
+            if not isinstance(its, Mapping) or not all(isinstance(key, str) for key in its):
+                raise PolicyError(f"configure: tools.{shown(pattern)}: a mapping of options; got {shown(its)}")
+            rules.append(rule(pattern, cast("Mapping[str, object]", its)))
+        return self._configure("configure", config, given, rules)
+
+    def _with_permits(self, given: object) -> dict[str, Pool]:
+        """Pools as they are given; of those that exist a plain number changes the permits alone."""
+        checked = pools_of(given)
+        for name, value in cast("Mapping[str, object]", given).items():
+            known = self.options.pools.get(name)
+            if known is not None and not isinstance(value, Pool):
+                checked[name] = replace(known, permits=checked[name].permits)
+        return checked
+
+    def _configure(
+        self, where: str, source: Source | None, given: Mapping[str, object], rules: Sequence[Rule]
+    ) -> Changes:
+        """Validate first, commit second."""
+        with self._changing:
+            before = self._layers
+            pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}
+            arguments = {**before.given, **given, "pools": pools}
+            config, merged = settled(before.config if source is None else source, arguments)
+            options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
+            after = Layers(options, config, arguments, (*before.rules, *rules))
+            check_rules((*config.tools, *after.rules), options)
+            found = tower_changes(before.options, options)
+            core = self._core
+            tools: list[Tool] = []
+            moved = ""
+            for name, old in list(core.tools.items()):
+                new = self._compiled(name, *self._declared[name], after, old)
+                if not same(old, new):
+                    tools.append(new)
+                    found += tool_changes(old, new)
+                    if not touches_the_same(old, new):
+                        moved = moved or name
+            with core.lock:
+                if moved and self._at_work():
+                    raise AtWork(
+                        f"{where}: it changes what {moved!r} touches, and calls are at work; say it before the first "
+                        "run, or when nothing is at work"
+                    )
+                decided = self._limits.change(options, tools, list(self._runs.values())) if found or tools else []
+                self._layers, self.options = after, options
+                over = {
+                    self._shown(pool.key): pool.held - pool.limit
+                    for pool in core.gate.ledger.pools.values()
+                    if pool.held > pool.limit
+                }
+            if decided or found:
+                self._shells.carry_out(decided)
+            granted = sum(entry.status == GRANTED for entry in decided)
+            wide = tuple(too_wide(core.tools.values(), options)) if found else ()
+            return Changes(tuple(found), over, granted, len(decided) - granted, wide)
+
+    def _at_work(self) -> bool:
+        gate = self._core.gate.statistics()
+        return bool(gate["running"] or gate["orphans"]) or any(state.works for state in self._runs.values())
+
+    def watch(self, every: float = 1.0) -> None:
+        """Follow the file that the tower was made with: what changes in it comes into force by itself.
+
+        It is read again once it has stood still from one look to the next. What has changed is logged; a file that is
+        wrong is logged and changes nothing. A change of what tools touch is taken once no call is at work. Ends with
+        the tower, or with `unwatch`.
+
+        Args:
+            every: seconds from one look to the next.
+
+        Raises:
+            PolicyError: the tower was made without a file.
+        """
+        from towerman.follow import Follower
+
+        path = self.config
+        if path is None:
+            raise PolicyError("watch: the tower was made without a file; name one: Tower('towerman.toml')")
+        every = seconds("watch: every", every)
+        self.unwatch()
+        self._watched_every = every
+        self._follower = Follower(path, partial(_taken, weakref.ref(self), path), every)
+        self._follower.start()
+
+    def unwatch(self) -> None:
+        """Follow the file no more."""
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
 
     @property
     def config(self) -> str | None:
         """The path of the file that was read when the tower was made, or None."""
-        return self._config.path
+        return self._layers.config.path
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -714,8 +863,6 @@ class Tower:
             if self._closed:
                 state.closed = "the tower is closed"
             self._runs[state.number] = state
-            for name, pool in self.options.pools.items():
-                self._stale.discard(pool_key(name, pool.scope, state))
         run = Run(self, state)
         state.execute = run.execute
         return run
@@ -764,8 +911,9 @@ class Tower:
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                own_window=max_concurrency is not None,
             )
-            self._add_run_pools(core, state)
+            (self._limits if core is self._core else Limits(core)).add_run(state)
             return state
 
         return open_run
@@ -855,17 +1003,8 @@ class Tower:
                 state.gone = True
             else:
                 core.gate.close_flow(state.flow)
-            self._stale.add(f"run:{state.number}")
-            tenants = {other.tenant for other in self._runs.values()}
-            for name, pool in self.options.pools.items():
-                if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
-                    self._stale.add(pool_key(name, pool.scope, state))
-            self._sweep()
+            self._limits.drop_run(state, self._runs.values())
         self._shells.rest()
-
-    def _sweep(self) -> None:
-        """Forget pools that nobody can use any more, once their last orphan has ended; under the lock."""
-        self._stale = {key for key in self._stale if not self._core.gate.ledger.drop_pool(key)}
 
     # ---------------------------------------------------------------- looking in, ending
 
@@ -904,7 +1043,7 @@ class Tower:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
         core = self._core
         with core.lock:
-            self._sweep()
+            self._limits.sweep()
             queued = core.gate.queue_lengths()
             gate = core.gate.statistics()
             pools: dict[str, PoolStatistics] = {}
@@ -988,6 +1127,7 @@ class Tower:
             grace: seconds to wait for the observers; default: the tower's `grace`.
         """
         self._closed = True
+        self.unwatch()
         states = list(self._runs.values())
         for state in states:  # all are told before one is waited for: their graces do not add up
             state.closed = state.closed or "the tower is closed"
@@ -1010,6 +1150,7 @@ class Tower:
     def close(self) -> None:
         """End the tower from a program without a loop: nothing new is taken, observers are served to the end."""
         self._closed = True
+        self.unwatch()
         for state in list(self._runs.values()):
             state.closed = state.closed or "the tower is closed"
         self.flush()

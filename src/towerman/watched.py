@@ -103,6 +103,16 @@ class Watched(Ledger[LotT]):
         if pool.held > limit:
             self._over[pool] = self._now()
 
+    def count_in(self, pool: Pool[LotT], units: int) -> None:
+        """As ever, and watched."""
+        if pool in self._over:
+            self._add(pool, self._now())
+        super().count_in(pool, units)
+        watch = self._watch(pool)
+        watch.peak = max(watch.peak, pool.held)
+        if pool.held > pool.declared:
+            self._over[pool] = self._now()
+
     def add_up(self) -> None:
         """Bring the times up to now."""
         now = self._now()

@@ -176,6 +176,15 @@ class Want(Wants[Lot[Owner]]):
     of: Tool
     shared: bool
 
+    def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]]) -> Want:
+        """The same with these permits more."""
+        other = self.with_holds(self.accesses, self.holds, self.labels)
+        other.shared = self.shared
+        other.permits = (*self.permits, *permits)
+        other.pools = (*self.pools, *((ledger.pools[key], units) for key, units in permits))
+        other.pool_states = tuple(pool for pool, _ in other.pools)
+        return other
+
     def with_holds(self, accesses: tuple[Access, ...], holds: tuple[Hold, ...], labels: Mapping[str, str]) -> Want:
         """The same permits with other holds."""
         other = Want.__new__(Want)
@@ -214,6 +223,10 @@ class Refusal:
     code: Code
     message: str
     tool: Tool | None
+
+
+Made = dict[int, tuple[object, Want]]
+"""What was made in place of others: by the identity of these, which it keeps alive for as long as it is looked up."""
 
 
 class Job:
@@ -258,6 +271,7 @@ class RunState:
         closed: why nothing new is taken, or None.
         batches: how many came.
         works: its batches that are not done.
+        own_window: it came with a max_concurrency of its own.
         gone: it was closed while something of it was still at work; its flow ends with its last batch.
         bases: by tool name, what each call of that tool wants beside its own resources.
         execute: `Run.execute` of this run.
@@ -275,6 +289,7 @@ class RunState:
         "limit",
         "may_call",
         "number",
+        "own_window",
         "priority",
         "run_id",
         "tenant",
@@ -293,8 +308,10 @@ class RunState:
         limit: float,
         fail_fast: bool = False,
         may_call: Callable[[str], bool] | None = None,
+        own_window: bool = False,
     ) -> None:
         self.number = number
+        self.own_window = own_window
         self.run_id = run_id
         self.flow = flow
         self.tenant = tenant
@@ -323,6 +340,7 @@ class Work:
 
     Attributes:
         left: calls without a result.
+        generation: of the core's options that its wants were made of.
         results, sealed_at, tools, keywords, wants: columns, one place for each call.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -342,6 +360,7 @@ class Work:
         "context",
         "ended",
         "error",
+        "generation",
         "given_up",
         "jobs",
         "keywords",
@@ -390,6 +409,7 @@ class Work:
         self.error: BaseException | None = None
         self.given_up = False
         self.parent: Job | None = None
+        self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
 
     def owner(self, index: int) -> Owner:
@@ -514,6 +534,7 @@ class Core:
     Attributes:
         emit: takes an Event for the observers; None while there are none.
         crowded: more than one loop uses the tower.
+        generation: how often options have changed.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -530,6 +551,7 @@ class Core:
         self.any_exclusive = False
         self.any_subtree = False
         self.crowded = False
+        self.generation = 0
         self.answered = 0
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
@@ -566,6 +588,8 @@ class Core:
         base = run.bases.get(tool.name)
         if base is not None:
             return base
+        generation = self.generation
+        tool = self.tools.get(tool.name, tool)
         policy, tower = tool.policy, self.policy
         permits = [("process", policy.weight), (f"run:{run.number}", 1)]
         bounds = [("process", tower.max_queued)]
@@ -597,7 +621,35 @@ class Core:
         base.shared = tool.rule is None
         self.gate.ledger.look_up(base)
         run.bases[tool.name] = base
+        if generation != self.generation:  # options have changed meanwhile, on another thread: the next one asks again
+            run.bases.pop(tool.name, None)
         return base
+
+    def renew(self, work: Work) -> None:
+        """Options have changed since a batch was begun: its calls count in limits that are new. Under the lock."""
+        work.generation = self.generation
+        made: Made = {}
+        work.wants = [want and self.counted_in(want, work.run, made) for want in work.wants]
+
+    def counted_in(self, want: Want, run: RunState, made: Made) -> Want:
+        """The want, in all limits that its tool has now.
+
+        Args:
+            want: of a call of that run.
+            run: the run.
+            made: what was answered for others; calls that shared what they want go on sharing it.
+        """
+        known = made.get(id(want))
+        if known is not None:
+            return known[1]
+        had = {key for key, _ in want.permits}
+        missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
+        found = want.with_limits(missing, self.gate.ledger) if missing else want
+        made[id(want)] = want, found
+        if missing:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
+            _, alike = made.setdefault(id(want.pools), (want.pools, found))
+            found.pools, found.pool_states = alike.pools, alike.pool_states
+        return found
 
     def rehearsal(self) -> Core:
         """A core with the same tools and limits and nothing at work: what is tried on it changes nothing here.

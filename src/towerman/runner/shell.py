@@ -193,14 +193,24 @@ class Shell(Intake):
         core = self.core
         with core.lock:
             decided = self._gather() if core.strays else []
+            if work.generation != core.generation:
+                offers = self._renewed(work, offers)
             decided += core.gate.offer(work.run.flow, offers, core.now())
             notes = self._notes()
         self._take(decided, notes)
+
+    def _renewed(self, work: Work, offers: list[Offer[Owner]]) -> list[Offer[Owner]]:
+        """The same offers with what they want since options have changed; under the lock."""
+        self.core.renew(work)
+        wants = work.wants
+        return [(wants[owner[1]] or want, owner, ready) for want, owner, ready in offers]
 
     def _offer_row(self, work: Work, calls: range) -> None:
         core = self.core
         with core.lock:
             decided = self._gather() if core.strays else []
+            if work.generation != core.generation:
+                core.renew(work)
             decided += core.gate.offer_row(work.run.flow, work, calls, core.now())
             notes = self._notes()
         self._take(decided, notes)
@@ -566,6 +576,8 @@ class Shell(Intake):
             ready = self._ready(work, self._follow(work, index, result is not None and result.ok))
             with core.lock:
                 job.ended = True
+                if work.generation != core.generation:
+                    ready = self._renewed(work, ready)
                 decided = gate.finish(job.entry, now, ready, _urgency)
                 notes = self._notes() if gate.notes else ()
         if job.nested:
@@ -885,6 +897,12 @@ class Shell(Intake):
                 job.due = min(now + job.tool.timeout, job.work.run.limit)  # its run time has not begun
             else:
                 self._stop(job, "deadline_exceeded" if now >= job.work.run.limit else "handler_timeout", "")
+
+    def look(self) -> None:
+        """Limits have changed: something may be due earlier, and the gate may have noted something."""
+        with self.core.lock:
+            notes = self._notes()
+        self._take([], notes)
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from towerman.runner.shell import Shell
 from towerman.threads import Port, Ticket
-from towerman.work import Core, RunState
+from towerman.work import Core, RunState, Slot
 
 
 class Shells:
@@ -100,6 +100,15 @@ class Shells:
         workers = type(self._core.workers)("towerman-flush", idle_seconds=0.1)
         workers.submit(port, None, Ticket(), contextvars.copy_context(), flush)  # type: ignore[arg-type]
         await done
+
+    def carry_out(self, decided: Iterable[Slot]) -> None:
+        """Decisions that were made on no loop: each goes to the loop of its call."""
+        for entry in decided:
+            entry.owner[0].shell.post(entry)
+        with self._core.lock:
+            shells = list(self._shells.values())
+        for shell in shells:
+            self.call(shell, shell.look)
 
     def rest(self) -> None:
         """Let every loop that has nothing to do drop its timer."""

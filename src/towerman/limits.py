@@ -1,0 +1,159 @@
+"""The pools that a tower's options come to: made, changed while calls run, dropped.
+
+Theory. Each concurrency limit that is declared is a pool in the ledger: one for the process, one for each run, one for
+a tool that has a limit of its own, and for each named pool as many as its scope asks for. When options change, limits
+change where they are: what is held stays held, and the gate looks at everybody who waits (R-64). A limit that a tool
+did not have before counts at once also those of its calls that are at work. A limit that is gone holds nobody back,
+and its pool is forgotten with the last call that has some of it.
+
+House rules. Whoever calls this holds the lock of the core. What comes in was checked before: nothing here can fail
+half-way.
+
+Not here: what may be declared (policy), what changed and how it is told (changes), who waits (gate).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from towerman.ledger import Pool, Wants
+from towerman.work import Core, Made, Owner, RunState, Slot, Want, pool_key
+
+if TYPE_CHECKING:
+    from towerman.gate import Flow, Lot
+    from towerman.policy import TowerPolicy
+    from towerman.tools import Tool
+
+
+class Limits:
+    """The pools of one core.
+
+    Args:
+        core: whose ledger they are in; its policy says how large they are.
+    """
+
+    __slots__ = ("_changes", "_core", "_retired", "_stale")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._stale: set[str] = set()
+        self._retired: set[str] = set()
+        self._changes: list[tuple[Pool[Lot[Owner]], int, int, bool]] = []
+
+    def _set(self, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process") -> None:
+        """A pool of that key has this limit: it is made, or its change is noted."""
+        enforced = self._core.policy.mode == "enforce"
+        ledger = self._core.gate.ledger
+        pool = ledger.pools.get(key)
+        if pool is None:
+            ledger.add_pool(Pool(key, label, permits, reserve=reserve, scope=scope, enforced=enforced))
+        elif (pool.declared, pool.reserve) != (permits, reserve) or key in self._retired:
+            self._changes.append((pool, permits, reserve, enforced))
+        self._stale.discard(key)
+        self._retired.discard(key)
+
+    def _set_named(self, scope: str, state: RunState | None) -> None:
+        """The named pools of a scope: for the process, or as far as they count for a run."""
+        for name, pool in self._core.policy.pools.items():
+            if pool.scope == scope:
+                key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
+                self._set(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
+
+    def add_process(self) -> None:
+        """Those that count for the process."""
+        self._set("process", "pool process", self._core.policy.max_concurrency)
+        self._set_named("process", None)
+
+    def add_tool(self, tool: Tool) -> None:
+        """A tool's own limit, if it has one."""
+        if tool.policy.max_concurrency is not None:
+            self._set(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+
+    def add_run(self, state: RunState) -> None:
+        """Those that count for a run, or for its tenant."""
+        self._set(f"run:{state.number}", "pool run", state.flow.window, scope="run")
+        self._set_named("run", state)
+        self._set_named("tenant", state)
+
+    def drop_run(self, state: RunState, left: Iterable[RunState]) -> None:
+        """A run was closed: its pools go once nobody holds or wants them, those of its tenant with its last run."""
+        self._stale.add(f"run:{state.number}")
+        tenants = {other.tenant for other in left}
+        for name, pool in self._core.policy.pools.items():
+            if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
+                self._stale.add(pool_key(name, pool.scope, state))
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Forget pools that nobody can use any more, once their last orphan has ended."""
+        self._stale = {key for key in self._stale if not self._core.gate.ledger.drop_pool(key)}
+        self._retired &= self._stale
+
+    def forget(self) -> None:
+        """In another process: nothing of it is here."""
+        self._stale.clear()
+        self._retired.clear()
+
+    # ------------------------------------------------------------------ changes
+
+    def change(self, policy: TowerPolicy, tools: Sequence[Tool], runs: Sequence[RunState]) -> list[Slot]:
+        """Other options come into force.
+
+        Args:
+            policy: the tower's options from now on.
+            tools: those that are declared otherwise now.
+            runs: the runs that are open.
+
+        Returns:
+            Whoever is granted or rejected because of it.
+        """
+        core = self._core
+        before, core.policy = core.policy, policy
+        ledger = core.gate.ledger
+        self.add_process()
+        gone = {f"pool:{name}" for name in before.pools if name not in policy.pools}
+        self._retire(key for key in list(ledger.pools) if key.partition("@")[0] in gone)
+        windows: list[tuple[Flow[Owner], int]] = []
+        for state in runs:
+            if not state.own_window and state.flow.window != policy.run_concurrency:
+                windows.append((state.flow, policy.run_concurrency))
+                self._set(f"run:{state.number}", "pool run", policy.run_concurrency, scope="run")
+            self._set_named("run", state)
+            self._set_named("tenant", state)
+        for tool in tools:
+            self.add_tool(tool)
+            if tool.policy.max_concurrency is None:
+                self._retire(key for key in [f"tool:{tool.name}"] if key in ledger.pools)
+            core.put_tool(tool)
+        core.generation += 1
+        for state in runs:
+            state.bases.clear()
+        if tools:
+            self._count_in({tool.name for tool in tools}, runs)
+        changes, self._changes = self._changes, []
+        decided = core.gate.reconfigure(changes, windows, core.now())
+        self.sweep()
+        return decided
+
+    def _retire(self, keys: Iterable[str]) -> None:
+        """These limits are gone: they hold nobody back, and go with the last who has some of them."""
+        for key in keys:
+            pool = self._core.gate.ledger.pools[key]
+            self._changes.append((pool, pool.declared, 0, False))
+            self._stale.add(key)
+            self._retired.add(key)
+
+    def _count_in(self, names: set[str], runs: Sequence[RunState]) -> None:
+        """Calls in flight of these tools count in limits that they did not have when they came."""
+        core, by_number = self._core, {state.number: state for state in runs}
+        made: Made = {}
+
+        def more(wants: Wants[Lot[Owner]]) -> Want:
+            assert isinstance(wants, Want)
+            state = by_number.get(wants.run)
+            if wants.tool not in names or state is None:
+                return wants
+            return core.counted_in(wants, state, made)
+
+        core.gate.expand(more)
