@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
     "errors clock calls policy config arguments+access tools changes plan ledger watched lots waiting deadlock turns "
-    "gate bounds trace timeline+sealing explain+check+report"
+    "gate bounds leftovers trace timeline+sealing explain+check+report"
 )
 ROWS = [row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "limits", "runner", "tower"]]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}

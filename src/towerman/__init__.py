@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from towerman.calls import Batch, Call, Result
 from towerman.changes import Change, Changes
 from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
+from towerman.leftovers import CloseReport, DeadLetter, Leftover
 from towerman.policy import Pool
 from towerman.tower import PoolStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
@@ -26,12 +27,15 @@ __all__ = [
     "Change",
     "Changes",
     "CheckReport",
+    "CloseReport",
     "Code",
     "Context",
+    "DeadLetter",
     "Event",
     "Explanation",
     "InputError",
     "JsonlObserver",
+    "Leftover",
     "LogObserver",
     "ObserveReport",
     "Observer",

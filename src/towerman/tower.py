@@ -32,6 +32,7 @@ from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, 
 from towerman.errors import PolicyError
 from towerman.gate import GRANTED, NEVER, Gate, Lot
 from towerman.ledger import Ledger
+from towerman.leftovers import CloseReport, DeadLetter
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
@@ -115,7 +116,10 @@ class Statistics:
         rejections: sealed results by code.
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
-        late_results: values that came after their results were sealed, and were dropped.
+        late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
+        stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
+        stalled_seconds: for how long loops stood still, all told.
+        longest_stall: the longest of these times in seconds.
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
@@ -136,6 +140,9 @@ class Statistics:
     orphans: int
     orphans_released: int
     late_results: int
+    stalls: Mapping[str, int]
+    stalled_seconds: float
+    longest_stall: float
     promotions: int
     late_events: int
     threads: int
@@ -1042,6 +1049,8 @@ class Tower:
     def statistics(self) -> Statistics:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
         core = self._core
+        if self._made is not None:
+            self._made.bury()  # what loops that are gone have left behind is nobody's
         with core.lock:
             self._limits.sweep()
             queued = core.gate.queue_lengths()
@@ -1055,6 +1064,7 @@ class Tower:
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
+            stalls = dict(core.stalls)
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
@@ -1067,6 +1077,9 @@ class Tower:
             orphans=core.orphans,
             orphans_released=core.orphans_released,
             late_results=core.late_results,
+            stalls=stalls,
+            stalled_seconds=core.stalled_seconds,
+            longest_stall=core.longest_stall,
             promotions=gate["promotions"],
             late_events=gate["late_events"],
             threads=core.workers.statistics()["threads"],
@@ -1120,46 +1133,99 @@ class Tower:
         """
         return self._courier.flush(self.options.grace if timeout is None else seconds("timeout", timeout, zero=True))
 
-    async def aclose(self, grace: float | None = None) -> None:
-        """End the tower: runs are closed, what is at work is cancelled, observers are served to the end.
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """What came of calls after their results had been sealed: the last 100, oldest first.
+
+        A call that timed out or was cancelled has its result, `applied` "unknown". If its handler does return later,
+        the model is not told any more; here the host sees that it did, and what it brought.
+        """
+        with self._core.lock:
+            return tuple(self._core.letters)
+
+    async def aclose(self, grace: float | None = None) -> CloseReport:
+        """End the tower: nothing new is taken, what waits or runs is cancelled and sealed, observers are served.
+
+        Work that cannot be ended goes on, and holds what it holds, until it ends by itself; it is listed in what is
+        returned. A cancel ends the waiting and not the closing.
 
         Args:
-            grace: seconds to wait for the observers; default: the tower's `grace`.
+            grace: seconds that what is at work has for ending, handlers that clean up and threads that cannot be told
+                alike, and then as many again for the observers; default: the tower's `grace`.
+
+        Returns:
+            What was left.
         """
-        self._closed = True
-        self.unwatch()
-        states = list(self._runs.values())
-        for state in states:  # all are told before one is waited for: their graces do not add up
-            state.closed = state.closed or "the tower is closed"
-            self._shells.cancel(state, "the tower was closed", None, None)
+        grace = self.options.grace if grace is None else seconds("aclose: grace", grace, zero=True)
+        core = self._core
+        end = core.now() + grace
+        before = core.outcomes.get("cancelled", 0)
+        states = self._end_runs(grace)
+        undelivered = 0
         try:
             for state in states:
                 await Run(self, state).aclose()
+            if core.orphans:
+                await self._shells.wait_alone(max(0.0, end - core.now()))
         finally:
             for state in states:
                 self._close_run(state)
-        if self._core.emit is not None:
+            with core.lock:
+                orphans = core.leftovers()
+        if core.emit is not None:
             await self._shells.wait_flushed(lambda: self.flush(grace))
+            undelivered = self._undelivered()
             self._courier.close()
+        self._end_helpers()
+        return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
+
+    def close(self, grace: float | None = None) -> CloseReport:
+        """End the tower from a program without a loop, as `aclose` does; what runs on other loops and threads has
+        `grace` seconds.
+
+        In a thread whose own event loop runs it does not wait for calls: they are told to stop, and listed.
+
+        Args:
+            grace: seconds for what is at work, and as many for the observers; default: the tower's `grace`.
+        """
+        grace = self.options.grace if grace is None else seconds("close: grace", grace, zero=True)
+        core = self._core
+        before = core.outcomes.get("cancelled", 0)
+        states = self._end_runs(grace)
+        if self._made is not None:
+            self._shells.wait_in_thread(lambda: bool(core.orphans) or any(state.works for state in states), grace)
+        for state in states:
+            if not state.works:
+                self._close_run(state)
+        with core.lock:
+            orphans = core.leftovers()
+        self.flush(grace)
+        undelivered = self._undelivered()
+        self._courier.close()
+        self._end_helpers()
+        return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
+
+    def _end_runs(self, grace: float) -> list[RunState]:
+        """Nothing new is taken; all that is at work is told to stop, before anybody is waited for."""
+        self._closed = True
+        self.unwatch()
+        self._core.most_grace = grace
+        states = list(self._runs.values())
+        for state in states:
+            state.closed = state.closed or "the tower is closed"
+            if state.works:
+                self._shells.cancel(state, "the tower was closed", None, None)
+        return states
+
+    def _end_helpers(self) -> None:
         if self._door is not None:
             self._door.close()
         self._core.workers.close()
         if self._core.made_processes is not None:
             self._core.made_processes.close()
 
-    def close(self) -> None:
-        """End the tower from a program without a loop: nothing new is taken, observers are served to the end."""
-        self._closed = True
-        self.unwatch()
-        for state in list(self._runs.values()):
-            state.closed = state.closed or "the tower is closed"
-        self.flush()
-        self._courier.close()
-        if self._door is not None:
-            self._door.close()
-        self._core.workers.close()
-        if self._core.made_processes is not None:
-            self._core.made_processes.close()
+    def _undelivered(self) -> int:
+        sent = self._courier.statistics()
+        return sent["pending"] + sent["dropped"]
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,9 +1,9 @@
 """What is recorded of a batch, and who may see it.
 
 Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its handler
-started, it was refused, its result was sealed, work that outlived its result has ended. An event carries names,
-sizes, times and codes. It has no field for an argument, a result's value or the text of an exception, so no observer
-can leak one. A name that the model invented (an unknown tool) is not recorded either.
+started, it was refused, its result was sealed, work that outlived its result has ended, a call holds up its loop. An
+event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
+exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
 An observer is any callable that takes an `Event`. Each is served by a thread of its own, in order: a slow one delays
 no call and no other observer, a broken one breaks none. What could not be delivered is counted in
@@ -34,6 +34,7 @@ Kind = Literal[
     "ended",
     "late_result",
     "promoted",
+    "stalled",
     "batch_finished",
 ]
 """What happened."""

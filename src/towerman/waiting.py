@@ -326,6 +326,10 @@ class Waiting(Generic[OwnerT]):
         """The parked entries of a run."""
         return flow.parked
 
+    def orphans(self) -> list[Entry[OwnerT]]:
+        """Work that goes on after its result was sealed, the oldest first."""
+        return list(self._orphans)
+
     def queue_lengths(self) -> dict[str, int]:
         """How many parked entries want permits of each pool, by pool key."""
         lengths: dict[str, int] = {}

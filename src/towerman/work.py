@@ -26,15 +26,16 @@ from towerman import sealing
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
 from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, Result, X
-from towerman.clock import Clock, VirtualClock
+from towerman.clock import Clock, RealClock, VirtualClock
 from towerman.errors import Code
-from towerman.gate import Entry, Flow, Gate, Lot
+from towerman.gate import NEVER, Entry, Flow, Gate, Lot
 from towerman.ledger import Ledger, Wants
+from towerman.leftovers import MOST_LETTERS, DeadLetter, Leftover
 from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.policy import OnResult, TowerPolicy, whole
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
-from towerman.trace import UNKNOWN_TOOL, Event, Span
+from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Span
 
 if TYPE_CHECKING:
     from towerman.explain import Seen
@@ -534,6 +535,10 @@ class Core:
     Attributes:
         emit: takes an Event for the observers; None while there are none.
         crowded: more than one loop uses the tower.
+        watching: a thread watches for loops that stand still, or nobody is to.
+        most_grace: seconds for cleaning up at most, whatever the policy says, once the tower is being closed.
+        when_alone: called, and forgotten, when the last orphan has ended; under the lock.
+        letters: what came of calls after their results were sealed.
         generation: how often options have changed.
     """
 
@@ -556,6 +561,13 @@ class Core:
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
+        self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
+        self.watching = not isinstance(clock, RealClock)  # a time that does not pass by itself stands still by right
+        self.stalls: dict[str, int] = {}
+        self.stalled_seconds = 0.0
+        self.longest_stall = 0.0
+        self.most_grace = NEVER
+        self.when_alone: list[Callable[[], None]] = []
         self.orphans = 0
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
@@ -580,6 +592,8 @@ class Core:
         self.workers = Workers("towerman-worker")
         self.made_processes = None
         self.strays.clear()
+        self.when_alone.clear()
+        self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
         self.crowded = False
 
@@ -850,6 +864,19 @@ class Core:
             return None
         usual = sum(known) / len(known)
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """The orphans; under the lock."""
+        now = self.now()
+        found = []
+        for entry in self.gate.orphans():
+            work, index = entry.owner
+            result, tool = work.results[index], work.tools[index]
+            if result is not None and tool is not None:
+                ran = result.ran + now - work.sealed_at[index]
+                call_id = str(work.calls[index].id)[:ID_CHARACTERS]
+                found.append(Leftover(work.run.run_id, work.number, index, call_id, tool.name, ran))
+        return tuple(found)
 
     def count(self, outcome: Outcome, code: Code) -> None:
         """One more sealed result without an ordinary answer."""

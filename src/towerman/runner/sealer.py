@@ -22,6 +22,8 @@ from towerman import sealing
 from towerman.bounds import Encoded, EncodingError, encode, fit_batch, recut
 from towerman.calls import Applied, Outcome, Result, Retryable, make_result, with_content
 from towerman.errors import Code, ToolError
+from towerman.leftovers import DeadLetter
+from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Kind
 from towerman.work import NOT_STARTED, Core, Job, Work
 
@@ -120,22 +122,25 @@ class Sealer:
 
     def _seal_error(self, job: Job, error: BaseException, now: float) -> None:
         tool = job.tool
-        applied: Applied = "no" if tool.effect_free else "unknown"
         if self.core.policy.debug:
             _print_traceback(error)
-        code: Code = "handler_error"
-        if isinstance(error, asyncio.CancelledError):
-            code, message = "handler_cancelled", "The tool cancelled itself before it answered."
-        elif isinstance(error, ToolError):
-            message = _text_of(error, tool.max_result_bytes // 2)
-            given = getattr(error, "applied", None)
-            applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
-        else:
-            message = sealing.raised(error)
+        code, message, applied = self._told_of(tool, error)
         self._seal_failure(job, now, "error", code, message, applied, error=error)
         leaving = exit_in(error)
         if leaving is not None:
             self._interrupt(job.work, leaving)
+
+    @staticmethod
+    def _told_of(tool: Tool, error: BaseException) -> tuple[Code, str, Applied]:
+        """What the model is told of what a handler raised."""
+        applied: Applied = "no" if tool.effect_free else "unknown"
+        if isinstance(error, asyncio.CancelledError):
+            return "handler_cancelled", "The tool cancelled itself before it answered.", applied
+        if isinstance(error, ToolError):
+            given = getattr(error, "applied", None)
+            applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
+            return "handler_error", _text_of(error, tool.max_result_bytes // 2), applied
+        return "handler_error", sealing.raised(error), applied
 
     def _interrupt(self, work: Work, error: KeyboardInterrupt | SystemExit) -> None:
         """A handler wants the process to end: the batch is sealed, then the caller gets it."""
@@ -152,6 +157,37 @@ class Sealer:
         )
         applied: Applied = "no" if tool.effect_free else "unknown"
         self._seal_failure(job, now, outcome, why, message, applied, still_running=still_running)
+
+    def _keep_letter(
+        self, job: Job, value: object, error: BaseException | None, encoded: Encoded | EncodingError | None, now: float
+    ) -> None:
+        """What a call brings after it was sealed, or was told to stop: no result any more, but kept for a while."""
+        if isinstance(error, asyncio.CancelledError):
+            return
+        work, index, tool = job.work, job.index, job.tool
+        applied: Applied = "no" if tool.effect_free else "yes"
+        if error is None:
+            if encoded is None:
+                try:
+                    encoded = sealing.encoded(tool, value)
+                except BaseException as wrong:  # of the tool's own encoder
+                    encoded = EncodingError(sealing.raised(wrong))
+            content = encoded.text if isinstance(encoded, Encoded) else str(encoded)
+        else:
+            _, content, applied = self._told_of(tool, error)
+        result = work.results[index]
+        letter = DeadLetter(
+            work.run.run_id,
+            work.number,
+            index,
+            str(work.calls[index].id)[:ID_CHARACTERS],
+            tool.name,
+            error is None,
+            applied,
+            now - work.sealed_at[index] if result is not None else 0.0,
+            content,
+        )
+        self.core.letters.append(letter)
 
     def _seal_failure(
         self,

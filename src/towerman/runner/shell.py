@@ -42,11 +42,35 @@ from towerman.threads import Port, Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Core, Job, Owner, RunState, Slot, Work
 
+LATE_SECONDS: Final = 0.05
+"""Lateness of a timer from which on the loop stood still: whoever has ended meanwhile is heard before it is judged."""
+
+LATE_TURNS: Final = 3
+"""Turns of the loop after which they have been: a future is set, a task wakes, a handler returns."""
+
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
 
 NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
+
+
+class Pulse:
+    """A question to a loop whether it goes on.
+
+    Attributes:
+        posted: when it was asked.
+        answered: when it answered, or None.
+        told: the tool that was told to hold it up ("" for other code), or None.
+    """
+
+    __slots__ = ("answered", "posted", "told")
+
+    def __init__(self, posted: float) -> None:
+        self.posted = posted
+        self.answered: float | None = None
+        self.told: str | None = None
+
 
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
@@ -54,17 +78,21 @@ Notes = Sequence[tuple[str, Entry[Owner], str]]
 class Shell(Intake):
     """The runner of one event loop."""
 
-    def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
+    def __init__(
+        self, core: Core, loop: asyncio.AbstractEventLoop, look: Callable[[], None], watch: Callable[[], None]
+    ) -> None:
         super().__init__(core)
         self.loop = loop
         self._look_at_loops = look
+        self._watch = watch
+        self.pulse: Pulse | None = None
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
         self._passing = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._timer_at = NEVER
         self._free_worker: Work | None = None
         self._next: tuple[Job, dict[str, object]] | None = None
@@ -85,6 +113,8 @@ class Shell(Intake):
             return
         run.works[work] = None
         self.works[work] = None
+        if not core.watching:
+            self._watch()
         if core.emit is not None:
             self._tell(work, None, "batch_started", size=len(work.calls), wall=wall_time())
         interrupted: asyncio.CancelledError | None = None
@@ -192,7 +222,7 @@ class Shell(Intake):
     def _offer(self, work: Work, offers: list[Offer[Owner]]) -> None:
         core = self.core
         with core.lock:
-            decided = self._gather() if core.strays else []
+            decided = gather(core) if core.strays else []
             if work.generation != core.generation:
                 offers = self._renewed(work, offers)
             decided += core.gate.offer(work.run.flow, offers, core.now())
@@ -208,7 +238,7 @@ class Shell(Intake):
     def _offer_row(self, work: Work, calls: range) -> None:
         core = self.core
         with core.lock:
-            decided = self._gather() if core.strays else []
+            decided = gather(core) if core.strays else []
             if work.generation != core.generation:
                 core.renew(work)
             decided += core.gate.offer_row(work.run.flow, work, calls, core.now())
@@ -420,42 +450,11 @@ class Shell(Intake):
         core.strays.append(lost)
         if core.lock.acquire(blocking=False):
             try:
-                decided = self._gather()
+                decided = gather(core)
             finally:
                 core.lock.release()
             for entry in decided:
                 entry.owner[0].shell.post(entry)
-
-    def _gather(self) -> list[Slot]:
-        """Under the lock: give back what strays held, withdraw what waited. Returns the entries decided."""
-        core, gate = self.core, self.core.gate
-        now = core.now()
-        decided: list[Slot] = []
-        while core.strays:
-            lost = core.strays.popleft()
-            if isinstance(lost, Work):
-                run = lost.run
-                gate.withdraw(run.flow, partial(_belongs, lost))
-                for entry in gate.parked_of(run.flow):
-                    if entry.owner[0] is lost:
-                        decided += gate.cancel(entry, now)
-                # A thread goes on, and hands back what it held when it ends.
-                jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
-                run.works.pop(lost, None)
-                parent = lost.parent
-                if parent is not None and parent.nested is not None and lost in parent.nested:
-                    del parent.nested[lost]
-                    decided += gate.lent_back(parent.entry, now)
-                if run.gone and not run.works:
-                    gate.close_flow(run.flow)
-            else:
-                jobs = [lost]
-            for job in jobs:
-                if job.entry.status == GRANTED:
-                    self._count_orphan(job, 0)
-                    job.sealed = job.ended = True
-                    decided += gate.finish(job.entry, now)
-        return decided
 
     def bury(self) -> None:
         """The loop is closed: nothing of it goes on but what its threads are at."""
@@ -519,13 +518,13 @@ class Shell(Intake):
                     if entry.status == GRANTED and not entry.orphan:  # or it was one before the fault
                         decided = core.gate.orphan(entry, core.now())
                     if job is not None:
-                        self._count_orphan(job, 1)
+                        _count_orphan(core, job, 1)
                 self._take(decided)
             else:
                 if job is not None:
                     with core.lock:
                         job.ended = True
-                        self._count_orphan(job, 0)
+                        _count_orphan(core, job, 0)
                 self._give_back(entry)
             if job is not None and job.nested:
                 self._end_nested(job)
@@ -533,11 +532,6 @@ class Shell(Intake):
             work.error.add_note(f"and then: {type(another).__name__}")
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
         self._hand_on(work)
-
-    def _count_orphan(self, job: Job, goes_on: int) -> None:
-        """Count an orphan, or count it out, once; under the lock."""
-        self.core.orphans += goes_on - job.orphan
-        job.orphan = goes_on
 
     @staticmethod
     def _called_off(job: Job) -> bool:
@@ -556,11 +550,13 @@ class Shell(Intake):
         work, index = job.work, job.index
         if job.sealed:
             self._late(job, error, now)
+            self._keep_letter(job, value, error, encoded, now)
         else:
             job.sealed = True
             del work.jobs[index]
             if job.why is not None and (error is None or exit_in(error) is None):
                 self._seal_stopped(job, now, still_running=False)
+                self._keep_letter(job, value, error, encoded, now)
             elif error is None:
                 self._seal_value(job, value, encoded, now)
             else:
@@ -606,7 +602,7 @@ class Shell(Intake):
         core, work, index = self.core, job.work, job.index
         work.ended[index] = now
         with core.lock:
-            self._count_orphan(job, 0)
+            _count_orphan(core, job, 0)
             core.late_results += error is None
         leaving = exit_in(error) if error is not None else None
         if leaving is not None and work.left:
@@ -744,7 +740,7 @@ class Shell(Intake):
                 task.cancel()
             self._give_up(job)
             return
-        job.due = now + core.policy.grace
+        job.due = now + min(core.policy.grace, core.most_grace)
         parent = job.work.parent
         if parent is not None and parent.why is not None:
             # Its caller was told to stop, too: it is to have its answer while it still has time itself.
@@ -785,7 +781,7 @@ class Shell(Intake):
             else:
                 decided = core.gate.finish(job.entry, now)
                 core.orphans_released += 1
-            self._count_orphan(job, 1)
+            _count_orphan(core, job, 1)
             notes = self._notes()
         if core.emit is not None:
             self._tell(work, index, "orphaned", ran=ran_for(job, now))
@@ -849,7 +845,7 @@ class Shell(Intake):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = instant
-        self._timer = self.loop.call_later(max(0.0, instant - self.core.now()), self._on_time)
+        self._timer = self.loop.call_later(max(0.0, instant - self.core.now()), self._on_timer)
 
     def _due(self) -> float:
         """When the gate is due, or other loops are to be looked at."""
@@ -858,6 +854,16 @@ class Shell(Intake):
         if core.crowded and core.gate.statistics()["parked"]:
             due = min(due, core.now() + LOOK_SECONDS)
         return due
+
+    def _on_timer(self) -> None:
+        """The timer has fired; where the loop stood still before, not at once."""
+        self._after(LATE_TURNS if self.core.now() - self._timer_at > LATE_SECONDS else 0)
+
+    def _after(self, turns: int) -> None:
+        if turns:
+            self._timer = self.loop.call_soon(self._after, turns - 1)
+        else:
+            self._on_time()
 
     def _on_time(self) -> None:
         """Something may be due: waits, run times, graces."""
@@ -898,6 +904,10 @@ class Shell(Intake):
             else:
                 self._stop(job, "deadline_exceeded" if now >= job.work.run.limit else "handler_timeout", "")
 
+    def tell_stalled(self, job: Job, seconds: float) -> None:
+        """From another thread: the loop has stood still for so long in this call's code."""
+        self._tell(job.work, job.index, "stalled", ran=seconds)
+
     def look(self) -> None:
         """Limits have changed: something may be due earlier, and the gate may have noted something."""
         with self.core.lock:
@@ -918,6 +928,48 @@ class Shell(Intake):
             self._timer_at = NEVER
 
     # ================================================================ the end of a batch
+
+
+def gather(core: Core) -> list[Slot]:
+    """Under the lock: give back what strays held, withdraw what waited. Returns the entries decided."""
+    gate = core.gate
+    now = core.now()
+    decided: list[Slot] = []
+    while core.strays:
+        lost = core.strays.popleft()
+        if isinstance(lost, Work):
+            run = lost.run
+            gate.withdraw(run.flow, partial(_belongs, lost))
+            for entry in gate.parked_of(run.flow):
+                if entry.owner[0] is lost:
+                    decided += gate.cancel(entry, now)
+            # A thread goes on, and hands back what it held when it ends.
+            jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            run.works.pop(lost, None)
+            parent = lost.parent
+            if parent is not None and parent.nested is not None and lost in parent.nested:
+                del parent.nested[lost]
+                decided += gate.lent_back(parent.entry, now)
+            if run.gone and not run.works:
+                gate.close_flow(run.flow)
+        else:
+            jobs = [lost]
+        for job in jobs:
+            if job.entry.status == GRANTED:
+                _count_orphan(core, job, 0)
+                job.sealed = job.ended = True
+                decided += gate.finish(job.entry, now)
+    return decided
+
+
+def _count_orphan(core: Core, job: Job, goes_on: int) -> None:
+    """Count an orphan, or count it out, once; under the lock."""
+    core.orphans += goes_on - job.orphan
+    job.orphan = goes_on
+    if not core.orphans and core.when_alone:
+        for wake in core.when_alone:
+            wake()
+        core.when_alone.clear()
 
 
 def _belongs(work: Work, owner: Owner) -> bool:

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import Final, cast
 
-from towerman.runner.shell import Shell
+from towerman.runner.shell import Shell, gather
+from towerman.runner.stalls import Stalls
 from towerman.threads import Port, Ticket
 from towerman.work import Core, RunState, Slot
+
+LOOK_SECONDS: Final = 0.005
+"""How often a thread that ends a tower looks whether calls have ended."""
 
 
 class Shells:
@@ -24,6 +29,7 @@ class Shells:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._stalls = Stalls(core, self._all)
         self._shells: dict[asyncio.AbstractEventLoop, Shell] = {}
 
     def here(self) -> Shell:
@@ -34,9 +40,13 @@ class Shells:
             self.bury()
         if shell is None:
             with self._core.lock:
-                shell = self._shells[loop] = Shell(self._core, loop, self.bury)
+                shell = self._shells[loop] = Shell(self._core, loop, self.bury, self._stalls.begin)
                 self._core.crowded = len(self._shells) > 1
         return shell
+
+    def _all(self) -> list[Shell]:
+        with self._core.lock:
+            return list(self._shells.values())
 
     def bury(self) -> None:
         """Forget loops that were closed; what they held or waited for is free."""
@@ -46,6 +56,11 @@ class Shells:
             self._core.crowded = len(self._shells) > 1
         for shell in shells:
             shell.bury()
+        if self._core.strays:  # what nobody could give back at the time
+            with self._core.lock:
+                decided = gather(self._core)
+            for entry in decided:
+                entry.owner[0].shell.post(entry)
 
     def call(self, shell: Shell, function: Callable[..., None], *args: object) -> None:
         """Call a shell's function on its own loop: at once from there, soon from elsewhere, never once it is gone."""
@@ -87,6 +102,46 @@ class Shells:
         if interrupted is not None:
             raise interrupted
 
+    async def wait_alone(self, seconds: float) -> None:
+        """Wait until no work goes on after its result, at most so long."""
+        loop = asyncio.get_running_loop()
+        alone = loop.create_future()
+
+        def tell() -> None:
+            if not alone.done():
+                alone.set_result(None)
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(tell)
+            except RuntimeError:  # nobody waits there any more
+                return
+
+        core = self._core
+        with core.lock:
+            if not core.orphans:
+                return
+            core.when_alone.append(wake)
+        timer = loop.call_later(seconds, tell)
+        try:
+            await alone
+        finally:
+            timer.cancel()
+            with core.lock:
+                if wake in core.when_alone:
+                    core.when_alone.remove(wake)
+
+    def wait_in_thread(self, busy: Callable[[], bool], seconds: float) -> None:
+        """In a thread without a running loop: wait while something is at work, at most so long."""
+        if asyncio._get_running_loop() is not None:
+            return
+        now = self._core.now
+        end = now() + seconds
+        pause = threading.Event()
+        while busy() and now() < end:
+            pause.wait(LOOK_SECONDS)
+            self.bury()
+
     async def wait_flushed(self, flush: Callable[[], object]) -> None:
         """Run a blocking flush on a thread of its own and wait for it."""
         loop = asyncio.get_running_loop()
@@ -105,14 +160,10 @@ class Shells:
         """Decisions that were made on no loop: each goes to the loop of its call."""
         for entry in decided:
             entry.owner[0].shell.post(entry)
-        with self._core.lock:
-            shells = list(self._shells.values())
-        for shell in shells:
+        for shell in self._all():
             self.call(shell, shell.look)
 
     def rest(self) -> None:
         """Let every loop that has nothing to do drop its timer."""
-        with self._core.lock:
-            shells = list(self._shells.values())
-        for shell in shells:
+        for shell in self._all():
             self.call(shell, shell.rest)
