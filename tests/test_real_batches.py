@@ -19,7 +19,7 @@ import pytest
 from forms import FORMS, Wanted, openai_message, paired, schema_of
 from kit import Stage, on_stage, sound
 
-from towerman import Call, Tower
+from towerman import Call, Context, Tower
 from towerman.bounds import EMPTY
 
 stage = pytest.fixture(on_stage)
@@ -187,9 +187,12 @@ def test_r107_r108_a_spoiled_call_is_answered_in_its_place(name: str, shared_dat
     assert spoiled["unknown_tool"] >= 20, "too little was spoiled to show anything"
 
 
-def test_r104_r114_recorded_api_answers_come_back_with_their_calls(shared_data: Records, stage: Stage) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_r104_r114_recorded_api_answers_come_back_with_their_calls(
+    form: str, shared_data: Records, stage: Stage
+) -> None:
     """Recorded answers of real interfaces (XML, JSON, pages of text) reach the model as they were, each with the call
-    that it answers (R-104, R-105, R-114).
+    that it answers, in every provider's form (R-104, R-105, R-114).
 
     The data set names its tools in prose, so they are declared by a short name.
     """
@@ -217,11 +220,11 @@ def test_r104_r114_recorded_api_answers_come_back_with_their_calls(shared_data: 
         for (name, arguments), output in zip(calls, outputs, strict=True):
             schema = {"type": "object", "properties": {key: {"type": "string"} for key in arguments}}
             tower.add_tool(tool(name, output), name=name, schema=schema, independent=True)
-        batch = stage.run(tower.execute(openai_message(calls, [f"call_{i}" for i in range(len(calls))])))
+        batch = stage.run(tower.execute(FORMS[form](calls, [f"call_{i}" for i in range(len(calls))])))
         sound(batch, calls)
         assert batch.ok, f"{row['query']}: {[(result.code, result.message) for result in batch]}"
         assert started == [name for name, _ in calls]
-        answers = paired(batch.turn(), "openai")
+        answers = paired(batch.turn(), form)
         told = [output if output.strip() else EMPTY for output in outputs]
         assert answers == [(name, given, answer) for (name, given), answer in zip(calls, told, strict=True)]
         seen += len(calls)
@@ -281,6 +284,56 @@ def test_r02_r42_recorded_conversations_pair_at_every_turn(shared_data: Records,
                 assert ours.get("content") == theirs.get("content")
                 assert ours.get("tool_calls") == theirs.get("tool_calls")
     assert turns >= 50
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_r02_r104_recorded_conversations_are_answered_in_every_form(
+    form: str, shared_data: Records, stage: Stage
+) -> None:
+    """The calls of those conversations in every provider's form, and all calls of one conversation as one batch too:
+    one result a call, in emitted order, with what was recorded for that call (G1, R-02, R-104 to R-106).
+    """
+    turns = together = 0
+    for record in shared_data("taubench_airline_gpt4o"):
+        calls: Wanted = []
+        said: list[str] = []
+        for place, message in enumerate(record["traj"]):
+            for further, call in enumerate(message.get("tool_calls") or (), 1):
+                calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
+                said.append(record["traj"][place + further]["content"])
+        tower = stage.tower(max_calls_per_batch=100)
+
+        def tool(said: list[str] = said) -> Callable[..., Any]:
+            async def handler(ctx: Context[None], **arguments: Any) -> str:
+                place = int(ctx.call_id.removeprefix("call_"))
+                await asyncio.sleep(len(said) - place)
+                return said[place]
+
+            return handler
+
+        for name in sorted({name for name, _ in calls}):
+            # A booking comes after the look at the seats; looks come side by side.
+            reads = name.startswith(("get_", "search_", "list_", "calculate", "think"))
+            tower.add_tool(tool(), name=name, schema={"type": "object"}, **{"reads" if reads else "writes": "airline"})
+
+        async def main(calls: Wanted = calls, said: list[str] = said, tower: Tower = tower) -> None:
+            nonlocal turns, together
+            told = [answer if answer.strip() else EMPTY for answer in said]
+            async with tower.run() as run:
+                for place, call in enumerate(calls):
+                    batch = await run.execute(FORMS[form]([call], [f"call_{place}"]))
+                    sound(batch, [call])
+                    assert paired(batch.turn(), form) == [(*call, told[place])]
+                    turns += 1
+                batch = await run.execute(FORMS[form](calls, [f"call_{place}" for place in range(len(calls))]))
+                sound(batch, calls)
+                assert batch.ok
+                assert paired(batch.turn(), form) == [(*call, one) for call, one in zip(calls, told, strict=True)]
+                together += len(calls)
+
+        if calls:
+            stage.run(main())
+    assert turns == together >= 50
 
 
 # --- batches in which order matters -----------------------------------------------------------------------------------
