@@ -350,9 +350,9 @@ def test_g4_r24_r104_real_turns_come_to_what_they_come_to_one_by_one(number: int
     made one by one, one result a call in emitted order. And each call starts as soon as the last earlier one that
     touches the same is over, so calls that do not conflict overlap.
     """
-    known = backends()
+    rows, known = chunk(number), backends()
     overlapped = together = 0
-    for row in chunk(number):
+    for row in rows:
         reference = one_by_one(known, row)
         tower, world = declare(stage, reference.tools)
         for timing in range(TIMINGS):
@@ -418,7 +418,7 @@ def test_the_declarations_of_the_real_tools_are_true() -> None:
     """What the tools above declare is so: every published tool is in the tables under the right name, a call that does
     not write changes nothing at all of any backend, and one that writes changes its own backend only.
     """
-    known = backends()
+    rows, known = load_shared(ROWS), backends()
     for owner in DOCS:
         tools = methods_of(known, owner)
         assert set(tools) == set(schemas(owner)), owner
@@ -442,7 +442,7 @@ def test_the_declarations_of_the_real_tools_are_true() -> None:
         before = after
 
     wrote = looked = 0
-    for row in load_shared(ROWS):
+    for row in rows:
         before = {name: inside(backend) for name, backend in fresh(known, row).items()}
         one_by_one(known, row, look)
     assert wrote >= 100
@@ -453,8 +453,8 @@ def test_the_real_turns_have_what_is_tested_on_them() -> None:
     """There are conversations, turns of several calls, calls that must wait and calls that must not: nothing above
     passes for want of them.
     """
-    known = backends()
-    turns = [turn for row in load_shared(ROWS) for turn in one_by_one(known, row).turns]
+    rows, known = load_shared(ROWS), backends()
+    turns = [turn for row in rows for turn in one_by_one(known, row).turns]
     several = [turn for turn in turns if len(turn) > 1]
     waiting = [
         turn
