@@ -18,6 +18,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -25,6 +26,7 @@ import pytest
 from kit import Stage, on_stage, until, whole_again
 
 from towerman import BatchResult, Call, PolicyError, Pool, Tower
+from towerman.runner.sync import SyncDoor, wait
 
 stage = pytest.fixture(on_stage)
 
@@ -314,6 +316,56 @@ def test_ctrl_c_in_the_thread_that_waits() -> None:
                 print([one.code for one in run.last_batch], tower.statistics().running)
     """)
     assert told == "['cancelled', 'cancelled', 'cancelled'] 0\n"
+
+
+def test_s16_an_interrupt_between_any_two_steps_of_the_thread_that_waits() -> None:
+    """S16, G12: at whatever line an interrupt comes in `execute_sync`, up to its wait, nothing is left at work when it
+    is raised: either no call has started, or the batch was sealed and its results are there.
+    """
+    lines = (SyncDoor.run.__code__, wait.__code__)
+    tower = Tower(grace=1)
+    place, waited = 0, False
+
+    @tower.tool(independent=True)
+    async def sleeps(n: int) -> None:
+        started[n] += 1
+        await asyncio.sleep(1e6)
+
+    @tower.tool(independent=True, name="next")
+    async def further() -> None:
+        await asyncio.sleep(0)
+
+    def look(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal steps, waited
+        if frame.f_code not in lines or what not in ("call", "line"):
+            return look
+        steps += 1
+        waited = frame.f_code is wait.__code__
+        if steps > place or waited:
+            raise KeyboardInterrupt(place)
+        return look
+
+    before = sys.gettrace()
+    while not waited:
+        steps = 0
+        started = Counter[int]()
+        with tower.run() as run:
+            sys.settrace(look)
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    run.execute_sync([Call("sleeps", {"n": n}) for n in range(3)])
+            finally:
+                sys.settrace(before)
+            assert tower.execute_sync([Call("next", {})]).ok  # by then the loop has done what it was handed before
+            assert tower.statistics().running == 0, f"after an interrupt at step {place} calls went on"
+            if run.last_batch is None:
+                assert not started, f"after an interrupt at step {place} nobody knows what was done"
+            else:
+                assert [one.code for one in run.last_batch] == ["cancelled"] * 3
+        place += 1
+    assert place > 10
+    whole_again(tower)
+    tower.close()
 
 
 def test_s10_a_sync_handler_makes_calls() -> None:

@@ -16,44 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
+from forms import FORMS, Wanted, openai_message, paired, schema_of
 from kit import Stage, on_stage, sound
 
-from towerman import Call, Tower
+from towerman import Call, Context, Tower
 from towerman.bounds import EMPTY
 
 stage = pytest.fixture(on_stage)
 
 Records = Callable[[str], list[dict[str, Any]]]
-Wanted = list[tuple[str, dict[str, Any]]]
 
 BFCL = ("bfcl_parallel", "bfcl_parallel_multiple", "bfcl_live_parallel")
 
-# The data set writes the types of Python where JSON schema has names of its own; "any" is no type at all.
-DIALECT = {"dict": "object", "float": "number", "tuple": "array", "any": None}
-
-
 # --- what the rows say ------------------------------------------------------------------------------------------------
-
-
-def schema_of(node: Any) -> Any:
-    """The row's schema as JSON schema."""
-    if isinstance(node, list):
-        return [schema_of(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    found = {}
-    for key, value in node.items():
-        if key == "type" and isinstance(value, str):
-            word = DIALECT.get(value, value)
-            if word is not None:
-                found[key] = word
-        elif key == "properties":
-            found[key] = {name: schema_of(part) for name, part in value.items()}
-        elif key in ("default", "enum", "required"):
-            found[key] = value
-        else:
-            found[key] = schema_of(value)
-    return found
 
 
 def first_accepted(options: Mapping[str, Sequence[Any]], required: Sequence[str] = ()) -> dict[str, Any]:
@@ -75,86 +50,6 @@ def wanted_calls(row: Mapping[str, Any]) -> Wanted:
         for call in row["ground_truth"]
         for name, options in call.items()
     ]
-
-
-# --- how they come in, and what must go back --------------------------------------------------------------------------
-
-
-def openai_message(calls: Wanted, ids: Sequence[str]) -> dict[str, Any]:
-    """The assistant message of a chat completion."""
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [
-            {"id": own, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
-            for own, (name, arguments) in zip(ids, calls, strict=True)
-        ],
-    }
-
-
-def anthropic_message(calls: Wanted, ids: Sequence[str]) -> dict[str, Any]:
-    """The assistant message of the messages interface."""
-    blocks: list[dict[str, Any]] = [{"type": "text", "text": "I look that up."}]
-    for own, (name, arguments) in zip(ids, calls, strict=True):
-        blocks.append({"type": "tool_use", "id": own, "name": name, "input": arguments})
-    return {"role": "assistant", "content": blocks}
-
-
-def native_list(calls: Wanted, ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Towerman's own form."""
-    return [
-        {"tool": name, "arguments": arguments, "id": own} for own, (name, arguments) in zip(ids, calls, strict=True)
-    ]
-
-
-FORMS: dict[str, Callable[[Wanted, Sequence[str]], Any]] = {
-    "openai": openai_message,
-    "anthropic": anthropic_message,
-    "towerman": native_list,
-}
-
-
-def paired(turn: Sequence[dict[str, Any]], form: str) -> list[tuple[str, dict[str, Any], str]]:
-    """(tool, arguments, content of its result) of each call of a turn, by the rules of the provider.
-
-    Written from the providers' rules alone: it knows nothing of how the turn was made.
-    """
-    if form == "openai":
-        assistant, *results = turn
-        assert assistant["role"] == "assistant"
-        calls = assistant["tool_calls"]
-        assert [result["role"] for result in results] == ["tool"] * len(calls)
-        given = [call["id"] for call in calls]
-        assert all(given), "a call has no id"
-        assert len(set(given)) == len(given), "two calls have one id"
-        assert [result["tool_call_id"] for result in results] == given
-        return [
-            (call["function"]["name"], json.loads(call["function"]["arguments"]), result["content"])
-            for call, result in zip(calls, results, strict=True)
-        ]
-    if form == "anthropic":
-        assistant, user = turn
-        assert (assistant["role"], user["role"]) == ("assistant", "user")
-        calls = [block for block in assistant["content"] if block["type"] == "tool_use"]
-        assert [block["type"] for block in user["content"]] == ["tool_result"] * len(calls)
-        given = [block["id"] for block in calls]
-        assert all(re.fullmatch(r"[A-Za-z0-9_-]+", own) for own in given), "an id that the provider refuses"
-        assert len(set(given)) == len(given), "two calls have one id"
-        assert [block["tool_use_id"] for block in user["content"]] == given
-        return [
-            (call["name"], call["input"], text_of(result["content"]))
-            for call, result in zip(calls, user["content"], strict=True)
-        ]
-    calls, results = turn[0]["calls"], turn[1:]
-    given = [call["id"] for call in calls]
-    assert len(set(given)) == len(given), "two calls have one id"
-    assert [result["id"] for result in results] == given
-    return [(call["tool"], call["arguments"], result["content"]) for call, result in zip(calls, results, strict=True)]
-
-
-def text_of(content: Any) -> str:
-    """The text of an Anthropic result, which may be text or blocks."""
-    return content if isinstance(content, str) else "".join(block["text"] for block in content)
 
 
 # --- the scripted side ------------------------------------------------------------------------------------------------
@@ -292,9 +187,12 @@ def test_r107_r108_a_spoiled_call_is_answered_in_its_place(name: str, shared_dat
     assert spoiled["unknown_tool"] >= 20, "too little was spoiled to show anything"
 
 
-def test_r104_r114_recorded_api_answers_come_back_with_their_calls(shared_data: Records, stage: Stage) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_r104_r114_recorded_api_answers_come_back_with_their_calls(
+    form: str, shared_data: Records, stage: Stage
+) -> None:
     """Recorded answers of real interfaces (XML, JSON, pages of text) reach the model as they were, each with the call
-    that it answers (R-104, R-105, R-114).
+    that it answers, in every provider's form (R-104, R-105, R-114).
 
     The data set names its tools in prose, so they are declared by a short name.
     """
@@ -322,11 +220,11 @@ def test_r104_r114_recorded_api_answers_come_back_with_their_calls(shared_data: 
         for (name, arguments), output in zip(calls, outputs, strict=True):
             schema = {"type": "object", "properties": {key: {"type": "string"} for key in arguments}}
             tower.add_tool(tool(name, output), name=name, schema=schema, independent=True)
-        batch = stage.run(tower.execute(openai_message(calls, [f"call_{i}" for i in range(len(calls))])))
+        batch = stage.run(tower.execute(FORMS[form](calls, [f"call_{i}" for i in range(len(calls))])))
         sound(batch, calls)
         assert batch.ok, f"{row['query']}: {[(result.code, result.message) for result in batch]}"
         assert started == [name for name, _ in calls]
-        answers = paired(batch.turn(), "openai")
+        answers = paired(batch.turn(), form)
         told = [output if output.strip() else EMPTY for output in outputs]
         assert answers == [(name, given, answer) for (name, given), answer in zip(calls, told, strict=True)]
         seen += len(calls)
@@ -386,6 +284,56 @@ def test_r02_r42_recorded_conversations_pair_at_every_turn(shared_data: Records,
                 assert ours.get("content") == theirs.get("content")
                 assert ours.get("tool_calls") == theirs.get("tool_calls")
     assert turns >= 50
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_r02_r104_recorded_conversations_are_answered_in_every_form(
+    form: str, shared_data: Records, stage: Stage
+) -> None:
+    """The calls of those conversations in every provider's form, and all calls of one conversation as one batch too:
+    one result a call, in emitted order, with what was recorded for that call (G1, R-02, R-104 to R-106).
+    """
+    turns = together = 0
+    for record in shared_data("taubench_airline_gpt4o"):
+        calls: Wanted = []
+        said: list[str] = []
+        for place, message in enumerate(record["traj"]):
+            for further, call in enumerate(message.get("tool_calls") or (), 1):
+                calls.append((call["function"]["name"], json.loads(call["function"]["arguments"])))
+                said.append(record["traj"][place + further]["content"])
+        tower = stage.tower(max_calls_per_batch=100)
+
+        def tool(said: list[str] = said) -> Callable[..., Any]:
+            async def handler(ctx: Context[None], **arguments: Any) -> str:
+                place = int(ctx.call_id.removeprefix("call_"))
+                await asyncio.sleep(len(said) - place)
+                return said[place]
+
+            return handler
+
+        for name in sorted({name for name, _ in calls}):
+            # A booking comes after the look at the seats; looks come side by side.
+            reads = name.startswith(("get_", "search_", "list_", "calculate", "think"))
+            tower.add_tool(tool(), name=name, schema={"type": "object"}, **{"reads" if reads else "writes": "airline"})
+
+        async def main(calls: Wanted = calls, said: list[str] = said, tower: Tower = tower) -> None:
+            nonlocal turns, together
+            told = [answer if answer.strip() else EMPTY for answer in said]
+            async with tower.run() as run:
+                for place, call in enumerate(calls):
+                    batch = await run.execute(FORMS[form]([call], [f"call_{place}"]))
+                    sound(batch, [call])
+                    assert paired(batch.turn(), form) == [(*call, told[place])]
+                    turns += 1
+                batch = await run.execute(FORMS[form](calls, [f"call_{place}" for place in range(len(calls))]))
+                sound(batch, calls)
+                assert batch.ok
+                assert paired(batch.turn(), form) == [(*call, one) for call, one in zip(calls, told, strict=True)]
+                together += len(calls)
+
+        if calls:
+            stage.run(main())
+    assert turns == together >= 50
 
 
 # --- batches in which order matters -----------------------------------------------------------------------------------

@@ -74,24 +74,30 @@ class SyncDoor:
 
         def start() -> None:
             nonlocal task
-            task = loop.create_task(guarded(), context=context)
-            task.add_done_callback(lambda _: done.set())
+            if task is None:
+                task = loop.create_task(guarded(), context=context)
+                task.add_done_callback(lambda _: done.set())
 
         def stop() -> None:
             if task is not None:
                 task.cancel()
 
-        loop.call_soon_threadsafe(start)
+        # An interrupt may come between any two steps of this thread. Wherever it comes once the batch may have been
+        # handed over, it goes the same way; handing over or stopping a second time does nothing.
         interrupted: BaseException | None = None
-        while not done.is_set():
+        while True:
             try:
-                wait(done)
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(start)
+                    if interrupted is not None:
+                        loop.call_soon_threadsafe(stop)
+                while not done.is_set() and not loop.is_closed():
+                    wait(done)
+                break
             except BaseException as caught:
                 interrupted = interrupted or caught
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(stop)
-            if loop.is_closed() and not done.is_set():
-                raise LoopGone(f"{what}: the event loop that ran the calls was closed") from interrupted
+        if not done.is_set():
+            raise LoopGone(f"{what}: the event loop that ran the calls was closed") from interrupted
         if interrupted is not None:
             raise interrupted
         ((good, value),) = outcome or [(False, asyncio.CancelledError("the task that ran the calls was cancelled"))]
