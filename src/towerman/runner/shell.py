@@ -35,8 +35,8 @@ from towerman.errors import Code
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.policy import OnResult
 from towerman.runner import intake
-from towerman.runner.intake import Intake
 from towerman.runner.sealer import exit_in, ran_for
+from towerman.runner.sharing import Sharing
 from towerman.sealing import REASON_CHARACTERS
 from towerman.threads import Port, Ticket
 from towerman.tools import Tool
@@ -51,7 +51,7 @@ NESTED_GRACE: Final = 0.8
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
 
-class Shell(Intake):
+class Shell(Sharing):
     """The runner of one event loop."""
 
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
@@ -279,6 +279,8 @@ class Shell(Intake):
         """Start the handler of a granted call."""
         work, index = entry.owner
         keywords = work.keywords[index]
+        if work.groups is not None and keywords is not None and work.closing is None:
+            keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
             self._give_back(entry)
             self._seal_closed(work, index)
@@ -522,6 +524,8 @@ class Shell(Intake):
         except Exception as another:  # of the gate: those who wait for their results come first
             work.error.add_note(f"and then: {type(another).__name__}")
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
+        if work.groups is not None:  # if the batch was being ended before, calls may still hang on this one's run
+            self._seal_rest(work, 0)
         self._hand_on(work)
 
     def _count_orphan(self, job: Job, goes_on: int) -> None:
@@ -637,12 +641,20 @@ class Shell(Intake):
 
         Its work counts as ended: what an orphan holds is kept by the ledger.
         """
+        ready = self._tell_plan(work, index, ok)
+        if work.groups is not None:
+            ready = self._answered(work, index, ready)
+        return ready if work.closing is None else []
+
+    def _tell_plan(self, work: Work, index: int, ok: bool) -> list[int]:
         ready, skipped = work.plan.seal(index, ok)
         for one, culprit in skipped:
             message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
-        ready = [*ready, *work.plan.end(index)]
-        return ready if work.closing is None else []
+        return [*ready, *work.plan.end(index)]
+
+    def _soon(self, work: Work, ready: Iterable[int]) -> None:
+        self.loop.call_soon(self._go_on, work, ready)
 
     def _hand_on(self, work: Work) -> None:
         """If every call is sealed, the batch is at work no more: wake whoever waits for that."""
@@ -696,7 +708,8 @@ class Shell(Intake):
         for index in range(start, len(work.calls)):
             if work.results[index] is None and index not in work.jobs:
                 try:
-                    self._seal_closed(work, index)
+                    if work.groups is None or not self._tied(work, index):
+                        self._seal_closed(work, index)
                 except Exception as fault:
                     self._seal_plain(work, index, fault)
             if not index & 15 and core.now() > turn:
@@ -810,6 +823,10 @@ class Shell(Intake):
             work.reasons[index] = reason
         if job is not None:
             self._stop(job, "cancelled", reason)
+            return
+        if work.groups is not None and self._rides(work, index):
+            self._get_off(work, index, reason)
+            self._settle(work, index, False)
             return
         core = self.core
         now = core.now()
