@@ -108,7 +108,6 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
-            "_get_off",
         )
     ),
     *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
@@ -125,7 +124,6 @@ PLACES: list[tuple[Any, str]] = [
             "encoded",
             "shared",
             "merged",
-            "got_off",
         )
     ),
     (towerman.runner.sealer, "make_result"),

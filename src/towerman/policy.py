@@ -259,11 +259,15 @@ class Text:
         return value
 
 
-class Function:
-    """A function of the handler's value."""
+class Function(NamedTuple):
+    """A function."""
 
-    __slots__ = ()
-    allowed: ClassVar[str] = "a function of the handler's value"
+    of: str = "the handler's value"
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"a function of {self.of}"
 
     def check(self, where: str, value: object) -> object:
         """It can be called."""
@@ -450,7 +454,10 @@ TOOL: Final[Mapping[str, Option]] = {
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
     "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
     "share_identical": Option(Flag(), "identical calls of one batch, with no conflicting call between them, run once"),
-    "merge": Option(Function(), "takes the arguments of neighbouring calls on one resource, gives those of one run"),
+    "merge": Option(
+        Function("a list of argument mappings"),
+        "takes the arguments of neighbouring calls on one resource, gives those of one run",
+    ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }

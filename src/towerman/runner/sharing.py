@@ -78,8 +78,7 @@ class Sharing(Intake):
         found = [one for one in known if one is not None]
         return known if len(set(found)) < len(found) else None
 
-    @staticmethod
-    def _gather_groups(work: Work) -> None:
+    def _gather_groups(self, work: Work) -> None:
         """Remember the groups that the plan has found."""
         groups: dict[int, Group] = {}
         for members in work.plan.groups:
