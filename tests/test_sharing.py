@@ -472,26 +472,29 @@ def test_s11_a_hook_may_end_the_batch_while_answers_are_given(stage: Stage) -> N
 def test_s11_a_call_is_cancelled_while_its_likeness_is_looked_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S11: one call, or the whole run, is cancelled while the batch is prepared in slices."""
+    """S11: one call, or the whole run, is cancelled at any turn while the batch is prepared in slices: the others share
+    as if the cancelled one had not been there.
+    """
     monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)
-    for index in (1, None):
-        tower = stage.tower()
+    for turns in range(1, 8):
+        for index in (1, None):
+            tower = stage.tower()
 
-        @tower.tool(independent=True, share_identical=True)
-        async def look() -> str:
-            return "found"
+            @tower.tool(writes="k", share_identical=True)
+            async def look() -> str:
+                return await stage.work("look", 1.0)
 
-        async def main(tower: Tower, index: int | None) -> BatchResult:
-            async with tower.run() as run:
-                task = asyncio.ensure_future(run.execute([Call("look", {})] * 4))
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                run.cancel("not wanted", index=index)
-                return await task
+            async def main(tower: Tower, index: int | None, turns: int) -> BatchResult:
+                async with tower.run() as run:
+                    task = asyncio.ensure_future(run.execute([Call("look", {})] * 4))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    run.cancel("not wanted", index=index)
+                    return await task
 
-        done = stage.run(main(tower, index))
-        assert outcomes(done) == (["ok", "cancelled", "ok", "ok"] if index else ["cancelled"] * 4)
-        assert shared(done) == ([None, None, 0, 0] if index else [None] * 4)
+            done = stage.run(main(tower, index, turns))
+            assert outcomes(done) == (["ok", "cancelled", "ok", "ok"] if index else ["cancelled"] * 4)
+            assert shared(done) == ([None, None, 0, 0] if index else [None] * 4)
 
 
 # ==================================================================== what is told of it

@@ -264,8 +264,7 @@ class Sealer:
             if result is not None and sizes[index] > cap:
                 tool = work.tools[index]
                 encoder = tool.policy.encode if tool is not None else None
-                origin = results[result.shared_with] if result.shared_with is not None else result
-                source = origin.value if origin is not None and origin.ok else None
+                source = result.value if result.ok else None
                 results[index] = with_content(result, recut(source, result.content, cap, encoder))
 
     def _tell(self, work: Work, index: int | None, kind: Kind, **fields: object) -> None:
