@@ -31,6 +31,7 @@ import towerman.runner.sharing
 from towerman import BatchResult, Call, Context, Event, Result, Run, ToolError, Tower
 from towerman.arguments import identity
 from towerman.arguments.identity import MAX_VALUES
+from towerman.plan import Plan
 from towerman.timeline import stories
 
 stage = pytest.fixture(on_stage)
@@ -444,6 +445,65 @@ def test_s11_a_value_whose_copy_raises(stage: Stage, error: type[BaseException])
         assert outcomes(sealed) == ["ok"] * 3
         assert [result.value for result in sealed[1:]] == [None, None]
     assert [result.index for result in sealed] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", range(1, 30))
+def test_s11_a_fault_while_answers_are_given_in_slices(stage: Stage, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """G1: the plan fails once, between two turns of the loop: each call has its result, and the caller is told."""
+    monkeypatch.setattr(towerman.runner.intake, "SLICE", -1.0)
+    tower = stage.tower(max_calls_per_batch=30)
+
+    @tower.tool(independent=True, share_identical=True)
+    async def look() -> str:
+        return "found"
+
+    count = 0
+    real = Plan.end
+
+    def fails(plan: Plan, index: int) -> list[int]:
+        nonlocal count
+        count += 1
+        if count == at:
+            raise LookupError
+        return real(plan, index)
+
+    monkeypatch.setattr(Plan, "end", fails)
+    sealed: list[Result] = []
+
+    async def main() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("look", {})] * 30, on_result=sealed.append)
+
+    with pytest.raises(LookupError):
+        stage.run(main())
+    monkeypatch.undo()
+    assert sorted(result.index for result in sealed) == list(range(30))
+
+
+def test_s11_a_copy_may_end_the_batch(stage: Stage) -> None:
+    """G1: a value cancels the run while it is copied: every call has one result all the same."""
+    tower = stage.tower()
+    runs: list[Run] = []
+
+    class Odd:
+        def __deepcopy__(self, memo: object) -> str:
+            runs[0].cancel("enough")
+            return "copy"
+
+    @tower.tool(independent=True, share_identical=True, encode=lambda value: "odd")
+    async def look() -> Odd:
+        return Odd()
+
+    sealed: list[Result] = []
+
+    async def main() -> BatchResult:
+        async with tower.run() as run:
+            runs.append(run)
+            return await run.execute([Call("look", {})] * 4, on_result=sealed.append)
+
+    done = stage.run(main())
+    assert outcomes(done) == ["ok"] * 4
+    assert sorted(result.index for result in sealed) == [0, 1, 2, 3]
 
 
 def test_s11_a_hook_may_end_the_batch_while_answers_are_given(stage: Stage) -> None:

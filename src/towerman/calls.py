@@ -260,7 +260,8 @@ class Result(_Slots):
         original_bytes: size of the whole content in UTF-8 bytes, before it was bounded; of much more than fits, or of
             what has no end, a lower bound (the content says so).
         handle: name under which the whole content can be read, or None.
-        shared_with: index of the call whose run answered this one too, or None: its own run, or none, did.
+        shared_with: index of the call whose run stands for this one too, since the two are identical or were merged;
+            None for a call that ran itself or did not run.
     """
 
     __slots__ = ()

@@ -92,9 +92,10 @@ class Sharing(Intake):
     def _joined(self, work: Work, index: int, keywords: dict[str, object]) -> dict[str, object]:
         """What a call is run with that is about to start: its own arguments, or those of its group in one."""
         assert work.groups is not None
-        group, tool, want = work.groups.get(index), work.tools[index], work.wants[index]
-        if group is None or not group.merged or tool is None or want is None:
+        group, want = work.groups.get(index), work.wants[index]
+        if group is None or not group.merged or want is None:
             return keywords
+        tool = want.of
         group.source, group.inside, group.note = -1, frozenset(), ""
         others = [one for one in _open(work, group) if one != index]
         if not others:
@@ -130,7 +131,7 @@ class Sharing(Intake):
             _Unmerged: there is none that could be used.
         """
         merge = tool.policy.merge
-        assert merge is not None
+        assert merge is not None, "a group of calls that are merged"
         try:
             given = [_copy_of(work.keywords[index] or {}) for index in indexes]
         except Exception:
@@ -225,8 +226,8 @@ class Sharing(Intake):
             leaving = exit_in(error)
             if leaving is not None:
                 self._interrupt(work, leaving)
-            if work.results[index] is not None:
-                return
+        if work.results[index] is not None:  # what copies itself may do anything, also end the batch
+            return
         try:
             shared = self._copied(work, index, source, result, value)
         except Exception as fault:
