@@ -5,6 +5,7 @@
 #   make check      lint, format, types, layers, docs
 #   make coverage   the tests with branch coverage
 #   make stress     the long tier: long random stress, explorer, deep properties
+#   make soak       a million calls of every kind from three loops while limits change   (ARGS="--calls 20000" for fewer)
 #   make bench      the benchmark table
 #   make docs       the documentation, in site/
 #   make guarantees which test holds which promise, listed anew in docs/guarantees.md
@@ -19,7 +20,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check coverage stress bench docs guarantees build clean python run dev bench-tools
+.PHONY: help demo test check coverage stress soak bench docs guarantees build clean python run dev bench-tools
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -58,6 +59,9 @@ coverage: dev
 
 stress: dev
 	TOWERMAN_LONG=1 $(BIN)/python -m pytest -m long -o faulthandler_timeout=3600 $(ARGS)
+
+soak: dev
+	$(BIN)/python tests/soak.py $(ARGS)
 
 bench: bench-tools
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -992,6 +992,7 @@ def test_r115_native_results_are_the_same_bytes() -> None:
         "still_running": False,
         "original_bytes": 9,
         "handle": "h",
+        "shared_with": None,
     }
 
 

@@ -192,6 +192,15 @@ echoing("resource: list", [SECRET, f"{SECRET}2"], writes="thing:{value}")
 echoing("resource: of a callable", SECRET, writes=lambda value: f"thing:{value}")
 echoing("resource: long", SECRET * 100, writes="thing:{value}")
 
+# Calls that one run answers together.
+echoing("shared: argument and value", SECRET, independent=True, share_identical=True)
+echoing("shared: key of a read", {SECRET: [SECRET]}, reads=lambda value: f"thing:{SECRET}", share_identical=True)
+echoing("merged: argument and value", SECRET, writes="thing:{value}", merge=lambda sets: sets[0])
+echoing("merged: the function raises", SECRET, writes="thing:{value}", merge=lambda sets: {}[sets[0]["value"]])
+echoing("merged: no mapping", SECRET, writes="thing:{value}", merge=lambda sets: SECRET)
+echoing("merged: refused", SECRET, writes="thing:{value}", merge=lambda sets: {SECRET: SECRET})
+echoing("merged: touches another one", SECRET, writes="thing:{value}", merge=lambda sets: {"value": SECRET + "x"})
+
 # Arguments that are refused.
 echoing("refused: wrong type", SECRET, "nothing", int)
 echoing("refused: wrong type inside", {"a": [{"b": SECRET}]}, "nothing", dict[str, list[dict[str, int]]])
@@ -254,6 +263,25 @@ failing("exception: validation of its own", lambda: Refusing(name=SECRET))
 failing("exception: base", raising(lambda: GeneratorExit(SECRET)))
 failing("exception: leaves the process", raising(lambda: SystemExit(SECRET)))
 failing("tool error: words", raising(lambda: ToolError(f"no such customer: {SECRET}")), "words")
+
+
+@source("exception: of a merged run")
+def _merged_run(play: Play) -> object:
+    play.tower.add_tool(raising(lambda: ValueError(SECRET)), writes="k", merge=lambda sets: sets[0])
+    return [Call("fail", {}, f"c{place}") for place in range(3)]
+
+
+@source("value: shared, that cannot be copied", "content")
+def _no_copy(play: Play) -> object:
+    class Odd(Told):
+        def __deepcopy__(self, memo: object) -> object:
+            raise ValueError(SECRET)
+
+    async def tool() -> object:
+        return Odd()
+
+    play.tower.add_tool(tool, independent=True, share_identical=True, encode=str)
+    return [Call("tool", {}, f"c{place}") for place in range(3)]
 
 
 @source("exception: of inner tasks")

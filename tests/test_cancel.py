@@ -26,7 +26,7 @@ import pytest
 from kit import CountedWorkers, Stage, gate_of, here, on_stage, sound, until, whole_again
 
 import towerman.runner.intake
-from towerman import Call, Result, Run, ToolError, Tower
+from towerman import Call, Context, Result, Run, ToolError, Tower
 from towerman.threads import Ticket
 from towerman.work import Job
 
@@ -349,6 +349,81 @@ def own_cancel(stage: Stage) -> Scene:
     return Scene(stage, tower, calls)
 
 
+@scene
+def sharing(stage: Stage) -> Scene:
+    """Identical reads share a run, twice, with a write between them; the first run of each kind fails (S11)."""
+    tower = stage.tower()
+
+    @tower.tool(reads="doc:{p}", share_identical=True)
+    async def read(p: int, ctx: Context) -> str:
+        if ctx.index == 0:
+            with stage.on("0"):
+                await asyncio.sleep(0.1)
+                raise ToolError("no")
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    @tower.tool(writes="doc:{p}")
+    async def write(p: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    calls = [("read", 1)] * 4 + [("write", 1), ("read", 1), ("read", 2), ("read", 1)]
+    return Scene(stage, tower, [Call(tool, {"p": p}, str(n)) for n, (tool, p) in enumerate(calls)])
+
+
+@scene
+def sharing_on_threads(stage: Stage) -> Scene:
+    """Identical calls of a tool that declares nothing, on threads, one of which is needed by another call."""
+    tower = stage.tower()
+
+    @tower.tool(share_identical=True)
+    def send(to: str, ctx: Context) -> str:
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    calls = [Call("send", {"to": to}, str(n), ["1"] if n == 3 else []) for n, to in enumerate("aaabab")]
+    return Scene(stage, tower, calls)
+
+
+@scene
+def merging(stage: Stage) -> Scene:
+    """Writes of one resource in one run; one run fails without an effect, so that the others try again."""
+    tower = stage.tower()
+
+    @tower.tool(writes="list:{p}", merge=lambda sets: {"p": sets[0]["p"], "n": [n for one in sets for n in one["n"]]})
+    async def add(p: int, n: list[int], ctx: Context) -> str:
+        if ctx.index == 4:
+            with stage.on("4"):
+                await asyncio.sleep(0.1)
+                raise ToolError("no", applied="no")
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    @tower.tool(reads="list:{p}")
+    async def read(p: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    tools = ("add", "add", "add", "read", "add", "add", "add")
+    calls = [Call(tool, {"p": 1, "n": [n]} if tool == "add" else {"p": 1}, str(n)) for n, tool in enumerate(tools)]
+    return Scene(stage, tower, calls)
+
+
+@scene
+def merging_stubborn(stage: Stage) -> Scene:
+    """The same with handlers that ignore a cancel for longer than grace, beside one that stops the batch."""
+    tower = stage.tower(grace=0.2)
+
+    @tower.tool(writes="list", merge=lambda sets: {"n": [n for one in sets for n in one["n"]]})
+    async def add(n: list[int], ctx: Context) -> str:
+        return await stage.stubborn(f"{ctx.index}", 1.0)
+
+    @tower.tool(independent=True)
+    async def fail(ctx: Context) -> str:
+        with stage.on(f"{ctx.index}"):
+            await asyncio.sleep(0.5)
+            raise ToolError("no")
+
+    calls = [Call("fail" if n == 1 else "add", {} if n == 1 else {"n": [n]}, str(n)) for n in range(4)]
+    return Scene(stage, tower, calls, options={"fail_fast": True})
+
+
 # ==================================================================== running one, with something done at a step
 
 Act = Callable[[Scene, int], None]
@@ -444,7 +519,7 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
     seen: list[int] = []
     what = f"{name}, {act.__name__ if act else 'nothing'} at {sorted(steps)}"
     patched = pytest.MonkeyPatch()
-    if name == "in_slices":
+    if name in ("in_slices", "sharing", "merging"):
         patched.setattr(towerman.runner.intake, "SLICE", -1.0)  # every look at the clock finds the slice used up
     try:
         fate, acted = stage.run(play(made, act, steps, seen))

@@ -106,7 +106,7 @@ def test_the_tables_name_every_option_once() -> None:
     assert {*TOWER, "pools"} == set(TOWER_OPTIONS)
     assert set(TOOL) == set(TOOL_OPTIONS) - {"name"} | {"preset"}
     assert set(POOL) == {field.name for field in dataclasses.fields(Pool)}
-    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "summarize"}
+    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "summarize"}
     assert all(option.says and option.kind.allowed for table in (TOWER, POOL, TOOL) for option in table.values())
 
 
@@ -203,7 +203,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"a\n": {}}}, "config: tools.'a\\n': a tool's name or a pattern"),
     ({"tools": {"x": 3}}, "config: tools.x: a table of options; got 3"),
     ({"tools": {"crm_*": {"read": "k"}}}, "config: tools.\"crm_*\".read: no such key; did you mean 'reads'?"),
-    ({"tools": {"x": {"encode": "f"}}}, "config: tools.x.encode: no such key"),
+    ({"tools": {"x": {"encode": "f"}}}, "config: tools.x.encode: a function, which a file cannot hold; give it where"),
+    ({"tools": {"x": {"merge": "f"}}}, "config: tools.x.merge: a function, which a file cannot hold; give it where"),
+    ({"tools": {"x": {"share_identical": "yes"}}}, "config: tools.x.share_identical: true or false; got 'yes'"),
     ({"tools": {"x": {"name": "f"}}}, "config: tools.x.name: no such key"),
     ({"tools": {"crm": {"read": {"timeout": 1}}}}, 'a name with a dot in it is quoted: [tools."crm.read"]'),
     (

@@ -160,6 +160,8 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "group": i,
                 "touches": ["write k"],
                 "permits": {"process": 1, "run": 1, "p": 1},
+                "shared_with": None,
+                "merged": False,
             }
             for i in range(2)
         ],

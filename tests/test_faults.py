@@ -100,13 +100,31 @@ PLACES: list[tuple[Any, str]] = [
             "_give_up",
             "_orphan",
             "_look_at",
+            "_alike",
+            "_gather_groups",
+            "_joined",
+            "_answered",
+            "_answer",
+            "_share",
+            "_copied",
+            "_tied",
         )
     ),
     *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)
-        for name in ("refused", "refusal", "closing", "stopped", "failure", "raised", "encoded")
+        for name in (
+            "refused",
+            "refusal",
+            "closing",
+            "stopped",
+            "failure",
+            "raised",
+            "encoded",
+            "shared",
+            "merged",
+        )
     ),
     (towerman.runner.sealer, "make_result"),
 ]

@@ -8,7 +8,7 @@ import itertools
 import json
 import random
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from towerman.calls import COMPATIBLE, IS, IX, Hold, S, X
 from towerman.errors import CODES, TowermanError
-from towerman.plan import Plan, PlanRefused, graph, resolve_needs
+from towerman.plan import Group, Plan, PlanRefused, graph, resolve_needs
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -565,6 +565,82 @@ def test_two_calls_that_meet_on_several_keys_have_one_edge() -> None:
 
 
 # Rank.
+
+
+# ==================================================================== calls that one run may answer (S11)
+
+
+def grouped(needs: Needs, holds: Holds, alike: Sequence[Hashable | None]) -> list[tuple[int, ...]]:
+    """The groups, by looking at every call between two that are alike."""
+    order = one_by_one(needs)
+    groups: list[list[int]] = []
+    for place, index in enumerate(order):
+        for group in reversed(groups):
+            like = alike[index] is not None and alike[group[0]] == alike[index]
+            if like and set(needs[group[0]]) == set(needs[index]):
+                between = order[order.index(group[-1]) + 1 : place]
+                if any(conflicts(holds[other], holds[index]) for other in between):
+                    groups.append([index])
+                else:
+                    group.append(index)
+                break
+        else:
+            groups.append([index])
+    return sorted(tuple(group) for group in groups if len(group) > 1)
+
+
+@given(batches(), st.data())
+def test_s11_groups_reach_across_no_conflicting_call(
+    batch: tuple[list[tuple[int, ...]], list[tuple[Hold, ...]]], data: st.DataObject
+) -> None:
+    """S11, P-22: what is found in one pass is what is found pair by pair; members wait one for another and the order
+    of the others is as it was.
+    """
+    needs, holds = batch
+    kinds = data.draw(st.lists(st.sampled_from([None, "a", "b"]), min_size=len(needs), max_size=len(needs)))
+    # Who is alike holds the same.
+    alike = [None if kind is None else (kind, hold) for kind, hold in zip(kinds, holds, strict=True)]
+    plan = Plan(len(needs), needs, holds, alike=alike)
+    assert sorted(plan.groups) == grouped(needs, holds, alike)
+    plan.validate()
+    chains = {pair for members in plan.groups for pair in itertools.pairwise(members)}
+    assert chains <= waits(plan, len(needs))
+    conflicting = conflict_pairs(needs, holds)
+    needed = {(other, index) for index, wanted in enumerate(needs) for other in wanted}
+    told = {(a, b) for a, b, _ in plan.edges()}
+    assert closure(told | needed) == closure(conflicting | needed | chains)
+    assert sorted(drain(plan)) == list(range(len(needs)))
+
+
+def test_s11_a_group_is_as_long_as_one_run_of_it() -> None:
+    """S6, S11: five alike calls and what needs the last of them: a path of two calls, not of six."""
+    plan = Plan(7, [(), (), (), (), (), (4,), ()], alike=["a"] * 5 + [None, None], estimates=[1.0] * 5 + [2.0, 2.5])
+    assert plan.groups == [(0, 1, 2, 3, 4)]
+    assert [-plan.key(index)[0] for index in range(7)] == [3, 2, 2, 2, 2, 2, 2.5]
+    assert Plan(2, alike=["a", "b"]).trivial
+    assert Plan(2, alike=["a", "a"]).key(0) == (-1.0, -1, 0)
+    with pytest.raises(ValueError, match="alike: 1 entries for 2 calls"):
+        Plan(2, alike=["a"])
+
+
+def test_s11_grouping_is_linear() -> None:
+    """S11, F9: twenty thousand alike calls, writes and reads by turns of one key: an edge or two for each."""
+    size = 20_000
+    holds: Holds = [(("k", X if index % 2 else S),) for index in range(size)]
+    assert not Plan(size, holds=holds, alike=[index % 2 for index in range(size)]).groups
+    reads = Plan(size, holds=[(("k", S),)] * size, alike=[0] * size)
+    assert [len(members) for members in reads.groups] == [size]
+    assert reads.edge_count == size - 1
+    assert drain(reads) == list(range(size))
+    writes = Plan(size, holds=[(("k", X),)] * size, alike=[0] * size)
+    assert [len(members) for members in writes.groups] == [size]
+    assert writes.edge_count == size - 1
+
+
+def test_g8_a_group_tells_numbers_only() -> None:
+    """G8: how a group is shown."""
+    assert repr(Group((1, 2), False)) == "Group(2 calls)"
+    assert repr(Group((1, 2), True)) == "Group(2 calls, merged)"
 
 
 def test_s6_the_longest_remaining_path_goes_first() -> None:

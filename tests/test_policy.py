@@ -4,6 +4,7 @@ and the fix.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -176,6 +177,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'background' (did you mean 'read'?)"),
     ({"encode": "json"}, "tool 'tool': encode: a function of the handler's value"),
     ({"summarize": 5}, "tool 'tool': summarize: a function of the handler's value"),
+    ({"share_identical": 1}, "tool 'tool': share_identical: True or False; got 1"),
+    ({"merge": "add"}, "tool 'tool': merge: a function of a list of argument mappings; got 'add'"),
+    ({"merge": print}, "tool 'tool': merge joins calls on one resource, and the tool declares none; say reads= or"),
+    ({"merge": print, "independent": True}, "tool 'tool': merge joins calls on one resource"),
+    ({"merge": asyncio.sleep, "writes": "k"}, "tool 'tool': merge: a plain function, which is called just before"),
+    ({"merge": print, "writes": "k", "share_identical": True}, "tool 'tool': share_identical=True contradicts merge"),
     ({"description": 5}, "tool 'tool': description: text"),
     ({"pools": ["crn"]}, "tool 'tool': no pool 'crn'; did you mean 'crm'?"),
     ({"pools": ["zzz"]}, "tool 'tool': no pool 'zzz'; declare it: Tower(pools={\"zzz\": 4})"),

@@ -138,6 +138,8 @@ TOOL_OPTIONS = [
     "max_result_bytes",
     "encode",
     "summarize",
+    "share_identical",
+    "merge",
     "run_in",
     "own_task",
 ]

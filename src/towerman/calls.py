@@ -203,6 +203,7 @@ class _Slots:
         "ran",
         "retry_after",
         "retryable",
+        "shared_with",
         "started",
         "still_running",
         "tool",
@@ -231,6 +232,7 @@ class _Slots:
     still_running: bool
     original_bytes: int
     handle: str | None
+    shared_with: int | None
 
 
 class Result(_Slots):
@@ -258,6 +260,8 @@ class Result(_Slots):
         original_bytes: size of the whole content in UTF-8 bytes, before it was bounded; of much more than fits, or of
             what has no end, a lower bound (the content says so).
         handle: name under which the whole content can be read, or None.
+        shared_with: index of the call whose run stands for this one too, since the two are identical or were merged;
+            None for a call that ran itself or did not run.
     """
 
     __slots__ = ()
@@ -314,6 +318,7 @@ def make_result(
     still_running: bool = False,
     original_bytes: int = 0,
     handle: str | None = None,
+    shared_with: int | None = None,
 ) -> Result:
     """Make a Result: filled while its class is still the writable one, then frozen by changing it."""
     result = _Slots()
@@ -337,6 +342,7 @@ def make_result(
     result.still_running = still_running
     result.original_bytes = original_bytes
     result.handle = handle
+    result.shared_with = shared_with
     result.__class__ = Result
     return result  # type: ignore[return-value]
 

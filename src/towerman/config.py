@@ -313,6 +313,13 @@ class _Reader:
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
             return False
+        option = TOOL.get(key) if path.startswith("tools.") else None
+        if option is not None and isinstance(option.kind, Function):
+            self._faults.append(
+                f"{path}{_part(key)}: a function, which a file cannot hold; give it where the tool is declared, or "
+                "with tower.policy"
+            )
+            return False
         fault = f"{path}{_part(key)}: no such key{nearest(key, known)}"
         place, _, outer = path[:-1].partition(".")
         if outer and isinstance(value, Mapping) and _BARE.fullmatch(f"{outer}{key}"):

@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from inspect import iscoroutinefunction
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 from towerman.calls import Result
@@ -27,6 +28,9 @@ from towerman.errors import PolicyError
 
 Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
 """What a tool declares for `reads` or `writes`: a template, a callable of the arguments, or a list of these."""
+
+Merge = Callable[[list[dict[str, object]]], Mapping[str, object]]
+"""Makes one set of arguments of those of several calls."""
 
 Scope = Literal["process", "run", "tenant"]
 """Whom a pool counts for."""
@@ -255,11 +259,15 @@ class Text:
         return value
 
 
-class Function:
-    """A function of the handler's value."""
+class Function(NamedTuple):
+    """A function."""
 
-    __slots__ = ()
-    allowed: ClassVar[str] = "a function of the handler's value"
+    of: str = "the handler's value"
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"a function of {self.of}"
 
     def check(self, where: str, value: object) -> object:
         """It can be called."""
@@ -400,6 +408,8 @@ class ToolPolicy:
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
+    share_identical: bool = False
+    merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
 
@@ -443,6 +453,11 @@ TOOL: Final[Mapping[str, Option]] = {
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
     "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
+    "share_identical": Option(Flag(), "identical calls of one batch, with no conflicting call between them, run once"),
+    "merge": Option(
+        Function("a list of argument mappings"),
+        "takes the arguments of neighbouring calls on one resource, gives those of one run",
+    ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
@@ -483,6 +498,25 @@ def check_contradictions(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(f"{where}: independent=True contradicts reads, writes and sequential; leave one of them out")
     if given.get("read_only") and given.get("writes") is not None:
         raise PolicyError(f"{where}: read_only=True contradicts writes; a tool that writes has an effect")
+    if given.get("share_identical") and given.get("merge") is not None:
+        raise PolicyError(
+            f"{where}: share_identical=True contradicts merge, which gets identical calls too; leave one of them out, "
+            "or say share_identical=False"
+        )
+
+
+def check_merge(where: str, given: Mapping[str, object]) -> None:
+    """Refuse a merge function that could never be used."""
+    merge = given.get("merge")
+    if merge is None:
+        return
+    if iscoroutinefunction(merge) or iscoroutinefunction(type(merge).__call__):
+        raise PolicyError(f"{where}: merge: a plain function, which is called just before a run starts, not async")
+    if given.get("reads") is None and given.get("writes") is None:
+        raise PolicyError(
+            f"{where}: merge joins calls on one resource, and the tool declares none; say reads= or writes=, or leave "
+            "merge out"
+        )
 
 
 def check_limits(
@@ -540,6 +574,7 @@ def tool_policy(
     """
     where = f"tool {name_of('tool name', name)!r}"
     given = tool_options(where, options)
+    check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
     return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above

@@ -286,7 +286,7 @@ class Tally:
         elif event.kind == "rejected" and event.code is not None:
             key = (tool, event.code)
             self.refused[key] = self.refused.get(key, 0) + 1
-        elif event.kind == "finished":
+        elif event.kind == "finished" and event.shared_with is None:  # what did not run was not held back
             self._waited(batch, index, tool, event)
 
     def _waited(self, batch: _Batch, index: int, tool: str, event: Event) -> None:

@@ -12,7 +12,7 @@ Not here: when a result is sealed (runner), how its size is bounded (bounds).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from towerman.bounds import Encoded, EncodingError, encode
@@ -103,6 +103,93 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
     if why == "deadline_exceeded":
         return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
+
+
+def merged(calls: Sequence[int]) -> str:
+    """What is added to the message of a call in whose run others were merged."""
+    listed = ", ".join(map(str, calls[:8])) + (f" and {len(calls) - 8} more" if len(calls) > 8 else "")
+    return f" It was merged with call{'' if len(calls) == 1 else 's'} {listed}."
+
+
+def shared(
+    index: int,
+    call: Call,
+    result: Result,
+    source: Call,
+    value: object,
+    waited_for: tuple[str, ...],
+    message: str,
+    others: int,
+) -> Result:
+    """The result of a call that the run of another one answered.
+
+    Args:
+        index: the call's.
+        call: itself.
+        result: of the call that ran.
+        source: that call.
+        value: a copy of the value of that result.
+        waited_for: what it had to wait for.
+        message: of that result, as if nothing had been merged.
+        others: how many calls were merged into that run; 0: the two are identical.
+    """
+    run = f"call {result.index}{named(source)}"
+    if others:
+        message = clean(
+            f"{message} It was merged with {'another call' if others == 1 else f'{others} other calls'}: {run} has run."
+        )
+    else:
+        message = clean(f"This is the result of {run}, which is identical and has run.")
+    content = result.content
+    if result.code is not None:
+        content = failure(result.code, message, result.outcome, True, result.applied, result.retryable)
+    return make_result(
+        index,
+        call.id,
+        result.tool,
+        result.outcome,
+        result.code,
+        message,
+        content,
+        value=value,
+        exception=result.exception,
+        started=result.started,
+        applied=result.applied,
+        retryable=result.retryable,
+        retry_after=result.retry_after,
+        waited_for=waited_for,
+        still_running=result.still_running,
+        original_bytes=result.original_bytes if result.code is None else len(content.encode()),
+        handle=result.handle,
+        shared_with=result.index,
+    )
+
+
+def got_off(index: int, call: Call, run: int, source: Call, reason: str, tool: Tool) -> Result:
+    """The result of a call that is cancelled while its arguments are in the run of another one, which goes on."""
+    applied: Applied = "no" if tool.effect_free else "unknown"
+    retryable: Retryable = "yes" if tool.policy.repeatable else "unknown"
+    effect = "It has no side effect." if tool.effect_free else "Whether it took effect is not known."
+    message = clean(
+        f"The call was cancelled when its arguments had gone into the run of call {run}{named(source)}: {reason}. "
+        f"{effect}"
+    )
+    content = failure("cancelled", message, "cancelled", True, applied, retryable)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        "cancelled",
+        "cancelled",
+        message,
+        content,
+        started=True,
+        applied=applied,
+        retryable=retryable,
+        waited_for=(f"call {run}",),
+        original_bytes=len(content.encode()),
+        shared_with=run,
+    )
 
 
 def raised(error: BaseException) -> str:

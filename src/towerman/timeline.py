@@ -2,8 +2,9 @@
 
 Theory. Every call is one row, in emitted order, on one time axis that starts when the batch came in. A row has up
 to four stretches, and they look different: held in the plan behind a call of its own batch, waiting in the queue,
-running, and work that goes on after the result was sealed. A call that never started ends in a cross. The story of
-a batch comes either as spans or as the events that observers saw; `stories` turns the second into the first.
+running, and work that goes on after the result was sealed. A call that never started ends in a cross, one that the run
+of another call answered in a diamond. The story of a batch comes either as spans or as the events that observers saw;
+`stories` turns the second into the first.
 
 House rules. Pure: no terminal, no clock, no colour library. No line is wider than asked. Nothing that came from
 outside is printed as it is: control, format and unassigned characters are escaped, so that a tool's name can
@@ -37,6 +38,7 @@ _RUNNING: Final = 3
 _AFTER: Final = 4
 _NOT_RUN: Final = 5
 _GOES_ON: Final = 6
+_SHARED: Final = 7
 
 _SIGNS: Final[dict[int, tuple[str, str]]] = {
     0: (" ", " "),
@@ -46,6 +48,7 @@ _SIGNS: Final[dict[int, tuple[str, str]]] = {
     _AFTER: ("▒", "="),
     _NOT_RUN: ("×", "x"),  # noqa: RUF001 - it is a cross, and meant
     _GOES_ON: ("→", ">"),
+    _SHARED: ("◆", "*"),
 }
 _LEGEND: Final[dict[int, str]] = {
     _HELD: "held behind a call of this batch",
@@ -53,6 +56,7 @@ _LEGEND: Final[dict[int, str]] = {
     _RUNNING: "running",
     _AFTER: "at work after its result",
     _NOT_RUN: "did not run",
+    _SHARED: "answered by another call's run",
     _GOES_ON: "no end seen",
 }
 _STRETCH_COLOR: Final[dict[int, str]] = {_HELD: "2", _WAITING: "33", _AFTER: "35", _NOT_RUN: "31", _GOES_ON: "35"}
@@ -202,7 +206,7 @@ def _bar(span: Span, width: int, horizon: float) -> list[int]:
     if span.queued is not None:
         fill(span.queued, waits_until, _WAITING)
     if span.started is None:
-        cells[seal] = _GOES_ON if _open(span) else _NOT_RUN
+        cells[seal] = _GOES_ON if _open(span) else _NOT_RUN if span.shared_with is None else _SHARED
         return cells
     first = column(span.started)
     # A seal on a column's edge belongs to the column before it; what ran at all takes one column at least.
@@ -451,6 +455,7 @@ class _Told:
     ended: float | None = None
     waited_for: tuple[str, ...] = ()
     orphan: bool = False
+    shared_with: int | None = None
 
 
 @dataclass(slots=True)
@@ -515,6 +520,7 @@ def _take(telling: _Telling, event: Event) -> None:
         call.started = at
     elif event.kind in ("finished", "rejected"):
         call.outcome, call.code, call.sealed = event.outcome or "rejected", event.code, at
+        call.shared_with = event.shared_with
         if event.waited_for is not None:
             call.waited_for = event.waited_for
     elif event.kind == "orphaned":
@@ -548,4 +554,5 @@ def _span(index: int, call: _Told, last: float) -> Span:
         call.ended,
         call.waited_for,
         call.ended is None and (call.orphan or call.outcome is None),
+        call.shared_with,
     )

@@ -11,13 +11,13 @@ Not here: which tools a tower has, and in what order they run (tower, plan, gate
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from towerman import arguments
 from towerman.access import AccessRule
-from towerman.calls import Access
+from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
 from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
 
@@ -74,8 +74,36 @@ class Tool:
         """Its declared name."""
         return self.policy.name
 
+    @property
+    def joins(self) -> bool:
+        """One run may answer several of its calls."""
+        return self.policy.share_identical or self.policy.merge is not None
+
+    def likeness(
+        self, keywords: Mapping[str, object], accesses: Sequence[Access], holds: Sequence[Hold], key: str | None
+    ) -> Hashable | None:
+        """What is equal for calls of this tool that one run could answer; None: this one stands for itself.
+
+        Args:
+            keywords: its checked arguments.
+            accesses: what it touches.
+            holds: the locks that stand for that.
+            key: the idempotency key that it came with.
+        """
+        if self.policy.share_identical:
+            same = arguments.identity(keywords)
+            return None if same is None else (self.name, same, tuple(holds), key)
+        if self.policy.merge is None or key is not None:  # a run of several calls could carry one key only
+            return None
+        return self.name, touched(accesses), tuple(holds)
+
     def __repr__(self) -> str:
         return f"Tool({self.name!r}, {self.kind})"
+
+
+def touched(accesses: Sequence[Access]) -> frozenset[tuple[str, bool, bool]]:
+    """What these accesses come to, however they were declared."""
+    return frozenset([(access.key, access.write, access.subtree) for access in accesses])
 
 
 def is_coroutine_function(handler: Callable[..., object]) -> bool:

@@ -37,6 +37,7 @@ from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
     Declared,
+    Merge,
     Mode,
     OnExcess,
     OnOrphan,
@@ -116,6 +117,7 @@ class Statistics:
         rejections: sealed results by code.
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        shared: calls that the run of another call answered, identical to it or merged with it.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -139,6 +141,7 @@ class Statistics:
     rejections: Mapping[str, int]
     orphans: int
     orphans_released: int
+    shared: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float
@@ -556,6 +559,8 @@ class Tower:
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
         summarize: Callable[..., object] | None = None,
+        share_identical: bool | None = None,
+        merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
@@ -586,6 +591,13 @@ class Tower:
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
             summarize: takes an oversized value, gives a shorter one.
+            share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
+                result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
+                the next one runs.
+            merge: for neighbouring calls on the same resources (reads= or writes=): takes the list of their keyword
+                arguments, in order, and returns those of one run that does it all. What it returns is checked like a
+                call's and must touch the same; where it cannot be used the calls run one by one. Called on the
+                event loop: it should be quick.
             run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
                 is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
@@ -1076,6 +1088,7 @@ class Tower:
             rejections=codes,
             orphans=core.orphans,
             orphans_released=core.orphans_released,
+            shared=core.shared,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,

@@ -29,6 +29,7 @@ Kind = Literal[
     "admitted",
     "started",
     "rejected",
+    "shared",
     "finished",
     "orphaned",
     "ended",
@@ -68,6 +69,7 @@ class Event:
         wall: Unix time in seconds, told once per batch so that monotonic times can be placed.
         scopes: scope of each pool that the call takes permits of, told at admission: {"crm": "process"}.
         reason: why a call or run was cancelled, in the canceller's words.
+        shared_with: index of the call whose run answers this one too; of a shared call, and when it is finished.
     """
 
     time: float
@@ -87,6 +89,7 @@ class Event:
     wall: float | None = None
     scopes: dict[str, str] | None = None
     reason: str | None = None
+    shared_with: int | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, ready for JSON."""
@@ -119,6 +122,7 @@ class Span:
         ended: when its work ended, if later than the seal; None while it goes on or when it was never later.
         waited_for: what blocked it, first to last.
         still_running: its work went on after the seal.
+        shared_with: index of the call whose run answered it; then it has no stretch of its own.
     """
 
     index: int
@@ -131,3 +135,4 @@ class Span:
     ended: float | None = None
     waited_for: tuple[str, ...] = ()
     still_running: bool = False
+    shared_with: int | None = None

@@ -326,6 +326,11 @@ class Waiting(Generic[OwnerT]):
         """The parked entries of a run."""
         return flow.parked
 
+    @property
+    def anybody(self) -> bool:
+        """Is somebody parked? May be asked without the lock."""
+        return self._parked > 0
+
     def orphans(self) -> list[Entry[OwnerT]]:
         """Work that goes on after its result was sealed, the oldest first."""
         return list(self._orphans)

@@ -18,7 +18,7 @@ import contextvars
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast, overload
 
@@ -31,7 +31,7 @@ from towerman.errors import Code
 from towerman.gate import NEVER, Entry, Flow, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.leftovers import MOST_LETTERS, DeadLetter, Leftover
-from towerman.plan import Plan, PlanRefused, resolve_needs
+from towerman.plan import Group, Plan, PlanRefused, resolve_needs
 from towerman.policy import OnResult, TowerPolicy, whole
 from towerman.threads import Ticket, Workers
 from towerman.tools import Tool
@@ -185,6 +185,10 @@ class Want(Wants[Lot[Owner]]):
         other.pools = (*self.pools, *((ledger.pools[key], units) for key, units in permits))
         other.pool_states = tuple(pool for pool, _ in other.pools)
         return other
+
+    def likeness(self, call: Call, keywords: Mapping[str, object]) -> Hashable | None:
+        """What is equal for calls that one run could answer; None: this one stands for itself."""
+        return self.of.likeness(keywords, self.accesses, self.holds, call.idempotency_key) if self.of.joins else None
 
     def with_holds(self, accesses: tuple[Access, ...], holds: tuple[Hold, ...], labels: Mapping[str, str]) -> Want:
         """The same permits with other holds."""
@@ -345,6 +349,7 @@ class Work:
         results, sealed_at, tools, keywords, wants: columns, one place for each call.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
+        groups: by index, the calls that one run may answer together; None where there are none.
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
         closing: (code, outcome, reason) once the batch is being ended early.
@@ -363,6 +368,7 @@ class Work:
         "error",
         "generation",
         "given_up",
+        "groups",
         "jobs",
         "keywords",
         "left",
@@ -403,6 +409,7 @@ class Work:
         self.jobs: dict[int, Job] = {}
         self.plan = NO_PLAN
         self.waited_for: dict[int, tuple[str, ...]] = {}
+        self.groups: dict[int, Group] | None = None
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
         self.notice: str | None = None
@@ -480,13 +487,14 @@ class BatchResult(Sequence[Result]):
         spans = []
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
-            started = sealed - result.ran if result.started else None
+            source = result.shared_with
+            started = sealed - result.ran if result.started and source is None else None
             queued = (
                 (started if started is not None else sealed) - result.waited
                 if started is not None or result.waited
                 else None
             )
-            ended = work.ended.get(result.index)
+            ended = work.ended.get(result.index if source is None else source)
             spans.append(
                 Span(
                     index=result.index,
@@ -499,6 +507,7 @@ class BatchResult(Sequence[Result]):
                     ended=ended - work.started_at if ended is not None else None,
                     waited_for=result.waited_for,
                     still_running=result.still_running and ended is None,
+                    shared_with=source,
                 )
             )
         return spans
@@ -540,6 +549,8 @@ class Core:
         when_alone: called, and forgotten, when the last orphan has ended; under the lock.
         letters: what came of calls after their results were sealed.
         generation: how often options have changed.
+        any_joined: some tool lets one run answer several calls.
+        shared: calls that the run of another one answered.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -555,9 +566,11 @@ class Core:
         self.any_ordered = False
         self.any_exclusive = False
         self.any_subtree = False
+        self.any_joined = False
         self.crowded = False
         self.generation = 0
         self.answered = 0
+        self.shared = 0
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -572,6 +585,7 @@ class Core:
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
     @property
@@ -675,6 +689,7 @@ class Core:
             other.tools = dict(self.tools)
             other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
             other.any_subtree = self.any_subtree
+            other.any_joined = self.any_joined
             other.hinted = set(self.tools)
             other.means = dict(self.means)
             for pool in self.gate.ledger.pools.values():
@@ -754,10 +769,18 @@ class Core:
         found = self.check(run, batch, index)
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
-        want, _ = found
+        want = found[0]
         touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
         touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
-        return Seen(call, want.tool, tuple(dict.fromkeys(touches)), cast("Wants[Lot[int]]", want))
+        likeness = want.likeness(call, found[1])
+        return Seen(
+            call,
+            want.tool,
+            tuple(dict.fromkeys(touches)),
+            cast("Wants[Lot[int]]", want),
+            likeness=likeness,
+            merged=likeness is not None and want.of.policy.merge is not None,
+        )
 
     def tool_of(self, call: Call) -> Tool | None:
         """The tool that a call names, if there is one."""
@@ -825,6 +848,7 @@ class Core:
     def put_tool(self, tool: Tool) -> None:
         """The same, under the lock."""
         self.tools[tool.name] = tool
+        self.any_joined = self.any_joined or tool.joins
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)

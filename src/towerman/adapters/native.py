@@ -52,6 +52,7 @@ RESULT_KEYS: Final = (
     "still_running",
     "original_bytes",
     "handle",
+    "shared_with",
 )
 """The keys of a written result, in this order."""
 
@@ -240,6 +241,7 @@ def _results(ids: Sequence[str], results: Sequence[Result]) -> list[dict[str, ob
             "still_running": result.still_running,
             "original_bytes": result.original_bytes,
             "handle": result.handle,
+            "shared_with": result.shared_with,
         }
         for own, result in zip(ids, results, strict=True)
     ]

@@ -5,9 +5,9 @@ numbers are bounded, and anything that is not exactly one JSON object is refused
 checked, by pydantic against the handler's signature or by jsonschema-rs against a JSON schema. What comes out is a
 fresh dictionary of keyword arguments with the defaults filled in.
 
-Seven files: `contract` is what every checker promises; `loading` reads what came in; `subschemas` finds the parts of
+Eight files: `contract` is what every checker promises; `loading` reads what came in; `subschemas` finds the parts of
 a JSON schema; `telling` puts refusals into words; `functions` reads a handler's signature and docstring; `signatures`
-and `schemas` are the two checkers.
+and `schemas` are the two checkers; `identity` tells which checked arguments are the same.
 
 House rules. A refusal is written for the model: it names the argument and what it must be. It is put together from
 the schema and from positions only. No value, no name that is not in the schema and no text of a validator's
@@ -26,6 +26,7 @@ from towerman.arguments.contract import (
     Checker,
 )
 from towerman.arguments.functions import context_parameter_of, description_of
+from towerman.arguments.identity import identity
 from towerman.arguments.loading import load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
@@ -42,6 +43,7 @@ __all__ = [
     "checker_from_schema",
     "context_parameter_of",
     "description_of",
+    "identity",
     "load_arguments",
     "near_names",
 ]

@@ -142,6 +142,39 @@ def _identity(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _sharing(declared: Declared) -> Iterator[Finding]:
+    alone = declared.tower.max_calls_per_batch == 1 and declared.tower.on_excess == "tell"
+    for tool in declared.tools:
+        policy, where = tool.policy, f"tool {tool.name}"
+        option = "share_identical=True" if policy.share_identical else "merge"
+        if tool.joins and (policy.only_call or alone):
+            why = "only_call=True" if policy.only_call else "max_calls_per_batch=1"
+            yield Finding(
+                "note",
+                "sharing_without_effect",
+                where,
+                f"{option} has nothing to do: with {why} no two of its calls run in one batch.",
+                f"leave {option} out, or {why}",
+            )
+        elif policy.share_identical and not policy.repeatable:
+            yield Finding(
+                "note",
+                "sharing_an_effect",
+                where,
+                "share_identical=True, and it may have an effect that repeating adds to: where the model means to do "
+                "the same thing several times, such as two equal orders, it is done once.",
+                "leave share_identical out if such repeats are meant; idempotent=True if a repeat changes nothing",
+            )
+        elif policy.merge is not None and policy.writes is None:
+            yield Finding(
+                "note",
+                "merging_reads",
+                where,
+                "merge joins calls that read only: they are put in a row for it, while they could overlap.",
+                "leave merge out, unless one large read is quicker than several at the same time",
+            )
+
+
 def _queues(declared: Declared) -> Iterator[Finding]:
     most = declared.tower.max_queued
     bound = f"only the tower's own bound of {most} counts, which all tools share"
@@ -338,4 +371,4 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
-_LOOKS: Final = (_tower, _access, _identity, _threads, _pools, _queues, _times, _families, _broad)
+_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _families, _broad)

@@ -37,7 +37,7 @@ svg{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif
 .group{font-size:13px;font-weight:600}.name{font-size:13px;font-weight:600}.soft{fill:var(--soft)}.code{fill:var(--bad)}
 .arrow{fill:none;stroke-width:1.6;opacity:.85}.needs{stroke:var(--needs)}.resource{stroke:var(--resource)}
 .order{stroke:var(--order)}.pool{stroke:var(--pool);stroke-dasharray:5 4}.implied{opacity:.22}
-.tneeds{fill:var(--needs)}.tresource{fill:var(--resource)}.torder{fill:var(--order)}.tpool{fill:var(--pool)}
+.tshared{fill:var(--pool);font-style:italic}.tneeds{fill:var(--needs)}.tresource{fill:var(--resource)}.torder{fill:var(--order)}.tpool{fill:var(--pool)}
 """.strip()
 
 # Two reasons between the same two cards do not hide each other.
@@ -108,7 +108,7 @@ def draw(
         body += below
     body += _legend({edge.kind for edge in arrows}, chain, pale=bool(implied))
     total = bottom + _MARGIN
-    title = headline(len(calls), len(groups), len(refused), chain) if calls or refused else "No calls."
+    title = headline(calls, len(groups), len(refused), chain) if calls or refused else "No calls."
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{total:g}" '
@@ -173,6 +173,8 @@ def _card_lines(call: PlannedCall, reasons: Sequence[tuple[EdgeKind, str]]) -> l
     if len(call.touches) > 3:
         lines.append(("soft", f"and {len(call.touches) - 3} more"))
     lines += [("soft", pool) for pool in pools(call)]
+    if call.told:
+        lines.append(("tshared", call.told))
     lines += [(f"t{kind}", f"after {reason}") for kind, reason in reasons[:4]]
     if len(reasons) > 4:
         lines.append(("soft", f"and {len(reasons) - 4} more reasons to wait"))

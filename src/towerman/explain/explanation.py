@@ -17,6 +17,7 @@ class Explanation:
         calls: those that would run, in emitted order.
         groups: indexes of calls that run at the same time if every call lasts equally long; a group starts when the
             one before has ended. With other durations calls of different groups overlap too, where no edge joins them.
+            A call that the run of another one would answer stands in the group of that one.
         edges: who waits for whom and why. `needs`, `resource` and `order` hold whatever the durations are; `pool` says
             whose place a call gets when all last equally long.
         refused: those that would not start, in emitted order.
@@ -58,6 +59,8 @@ class Explanation:
                     "group": call.group,
                     "touches": list(call.touches),
                     "permits": dict(call.permits),
+                    "shared_with": call.shared_with,
+                    "merged": call.merged,
                 }
                 for call in self.calls
             ],

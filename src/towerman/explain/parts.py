@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -50,7 +50,10 @@ class PlannedCall:
         group: the number of its group, from 0.
         touches: what it declares: `read customer:{customer_id}`, `write file:{path}`, `alone, in order`,
             `alone in the process`; empty for a call that touches nothing shared.
-        permits: what it takes of each limit, by name; `process` is the tower's, `run` the run's own.
+        permits: what it takes of each limit, by name; `process` is the tower's, `run` the run's own. Nothing, where
+            the run of another call answers it.
+        shared_with: index of the call whose run would answer it too, or None. It stands in the group of that call.
+        merged: its arguments would go into that run; else that call is identical to it.
     """
 
     index: int
@@ -58,6 +61,15 @@ class PlannedCall:
     group: int
     touches: tuple[str, ...]
     permits: Mapping[str, int]
+    shared_with: int | None = None
+    merged: bool = False
+
+    @property
+    def told(self) -> str:
+        """Whose run answers it, in words; empty where it is its own."""
+        if self.shared_with is None:
+            return ""
+        return f"{'is merged into' if self.merged else 'shares'} the run of call {self.shared_with}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,8 @@ class Seen:
         touches: what it declares, as `PlannedCall.touches`.
         wants: what it would ask of the gate; None when it is refused.
         refusal: why it is refused, as code and message.
+        likeness: what is equal for calls that one run could answer; holds argument values.
+        merged: such a run would be of all their arguments.
     """
 
     call: Call
@@ -113,6 +127,8 @@ class Seen:
     touches: tuple[str, ...] = ()
     wants: Wants[Lot[int]] | None = None
     refusal: tuple[Code, str] | None = None
+    likeness: Hashable | None = None
+    merged: bool = False
 
     def __repr__(self) -> str:
         return f"Seen({self.tool!r})"

@@ -45,10 +45,19 @@ def explain(
     rounds = _Rounds(calls, _plan(calls, needs, estimates), gate, flow, now)
     rounds.go()
     group_of = {index: number for number, group in enumerate(rounds.groups) for index in group}
-    hard = list(islice(_hard_edges(calls, _plan(calls, needs), group_of), MAX_EDGES + 1))
+    shared = rounds.shared
+    hard = list(islice(_hard_edges(calls, _plan(calls, needs), group_of, shared), MAX_EDGES + 1))
     edges = sorted([*hard[:MAX_EDGES], *rounds.pool_edges], key=lambda edge: (edge.after, edge.before, edge.kind))
     planned = [
-        PlannedCall(index, one.tool, group_of[index], one.touches, _permits(one.wants))
+        PlannedCall(
+            index,
+            one.tool,
+            group_of[index],
+            one.touches,
+            {} if index in shared else _permits(one.wants),
+            shared.get(index),
+            index in shared and one.merged,
+        )
         for index, one in enumerate(calls)
         if index in group_of and one.wants is not None
     ]
@@ -58,7 +67,7 @@ def explain(
         edges=tuple(edges),
         refused=tuple(rounds.refused[index] for index in sorted(rounds.refused)),
         limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
-        critical_path=_longest_chain(_plan(calls, needs), group_of),
+        critical_path=_longest_chain(_plan(calls, needs), group_of, shared),
         notice=notice,
         complete=len(hard) <= MAX_EDGES,
     )
@@ -68,7 +77,8 @@ def _plan(
     calls: Sequence[Seen], needs: Sequence[Sequence[int]] | None, estimates: Sequence[float] | None = None
 ) -> Plan:
     holds = [one.wants.holds if one.wants is not None else () for one in calls]
-    return Plan(len(calls), needs, holds, estimates)
+    alike = [one.likeness for one in calls] if any(one.likeness is not None for one in calls) else None
+    return Plan(len(calls), needs, holds, estimates, alike)
 
 
 class _Rounds:
@@ -78,12 +88,16 @@ class _Rounds:
         groups: the calls of each, as they were granted.
         refused: by index.
         pool_edges: whose place a call gets that waited for a limit.
+        shared: by index, the call whose run answers it too.
     """
 
     def __init__(self, calls: Sequence[Seen], plan: Plan, gate: Gate[int], flow: Flow[int], now: float) -> None:
         self.groups: list[list[int]] = []
         self.refused: dict[int, RefusedCall] = {}
         self.pool_edges: list[Edge] = []
+        self.shared: dict[int, int] = {}
+        self._leaders: dict[int, int] = {}  # by the first member of a group of the plan, the one that has run
+        self._first = {index: members[0] for members in plan.groups for index in members}
         self._calls = calls
         self._plan = plan
         self._gate = gate
@@ -109,7 +123,9 @@ class _Rounds:
             self.groups.append([entry.owner for entry in running])
             self._look_who_waits()
             for entry in running:
-                offers = self._offers(self._follow(entry.owner, ok=True))
+                if entry.owner in self._first:
+                    self._leaders[self._first[entry.owner]] = entry.owner
+                offers = self._offers(self._unanswered(self._follow(entry.owner, ok=True)))
                 decided = self._gate.finish(entry, self._now, offers, plan.key)
                 self._decided += [(one, entry.owner) for one in decided]
                 self._carry_out()
@@ -122,6 +138,21 @@ class _Rounds:
                 message = sealing.unneeded(culprit, self._calls[culprit].call)
                 self._refuse(other, "skipped", "dependency_failed", message)
         return [*ready, *self._plan.end(index)]
+
+    def _unanswered(self, ready: Iterable[int]) -> list[int]:
+        """Of the ready calls those that run themselves; what the run that has just ended answers too is followed."""
+        rest: list[int] = []
+        todo = deque(ready)
+        while todo:
+            index = todo.popleft()
+            leader = self._leaders.get(self._first.get(index, -1))
+            if leader is None:
+                rest.append(index)
+                continue
+            self.shared[index] = leader
+            self.groups[-1].append(index)
+            todo.extend(self._follow(index, ok=True))
+        return rest
 
     def _refuse(self, index: int, outcome: Outcome, code: Code, message: str) -> None:
         self.refused[index] = RefusedCall(index, self._calls[index].tool, outcome, code, sealing.clean(message))
@@ -169,11 +200,13 @@ def _told(pool: Pool[Lot[int]]) -> str:
     return f"{pool.label} ({number})"
 
 
-def _hard_edges(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int]) -> Iterator[Edge]:
-    """What the plan keeps in order, between calls that run."""
+def _hard_edges(
+    calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int]
+) -> Iterator[Edge]:
+    """What the plan keeps in order, between calls that run; what the run of another one answers waits as that does."""
     held: dict[int, dict[str, int]] = {}
     for before, after, kind in plan.edges():
-        if before not in runs or after not in runs:
+        if before not in runs or after not in runs or after in shared:
             continue
         if kind == "needs":
             yield Edge(before, after, "needs", "needs")
@@ -207,7 +240,7 @@ def _verb(mode: int) -> str:
     return "write" if mode in (IX, X) else "read"
 
 
-def _longest_chain(plan: Plan, runs: Mapping[int, int]) -> tuple[int, ...]:
+def _longest_chain(plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int]) -> tuple[int, ...]:
     """The longest chain of calls each of which waits for the one before, whatever the limits."""
     for index in range(plan.size):
         if index not in runs:
@@ -218,16 +251,17 @@ def _longest_chain(plan: Plan, runs: Mapping[int, int]) -> tuple[int, ...]:
     last = -1
     while ready:
         following: list[int] = []
-        for index in ready:
-            last = index
+        for index in ready:  # grows by those that are answered with them
+            if index not in shared:
+                last = index
             for other in (*plan.seal(index, True)[0], *plan.end(index)):
                 freed_by[other] = index
-                following.append(other)
+                (ready if other in shared else following).append(other)
         ready = following
     chain = [last] if last >= 0 else []
     while chain and chain[-1] in freed_by:
         chain.append(freed_by[chain[-1]])
-    return tuple(reversed(chain))
+    return tuple([index for index in reversed(chain) if index not in shared])
 
 
 def _permits(wants: Wants[Lot[int]]) -> dict[str, int]:

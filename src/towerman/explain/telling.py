@@ -24,17 +24,20 @@ def tell(
     size = len(calls) + len(refused)
     if not size:
         return "No calls: nothing would run."
-    lines = [headline(len(calls), len(groups), len(refused), chain)]
+    lines = [headline(calls, len(groups), len(refused), chain)]
     width = len(str(size - 1))
     widest = max(len(name) for name in [call.tool for call in calls] + [one.tool for one in refused])
     by_index = {call.index: call for call in calls}
     reasons = waits(edges)
     for number, group in enumerate(groups, 1):
-        lines += ["", f"group {number}: {counted(len(group))}{' at once' if len(group) > 1 else ''}"]
+        runs = sum(by_index[index].shared_with is None for index in group)
+        lines += ["", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}"]
         for index in group:
             call = by_index[index]
             told = printable(", ".join((*call.touches, *pools(call))))
             lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}".rstrip())
+            if call.told:
+                lines.append(f"  {'':{width}}    {call.told}")
             lines += [f"  {'':{width}}    waits for {printable(reason)}" for _, reason in reasons.get(index, ())]
     if refused:
         lines += ["", f"refused: {counted(len(refused))}"]
@@ -56,14 +59,17 @@ def tell(
     return "\n".join(lines)
 
 
-def headline(running: int, groups: int, refused: int, chain: Sequence[int]) -> str:
+def headline(calls: Sequence[PlannedCall], groups: int, refused: int, chain: Sequence[int]) -> str:
     """The whole in one line."""
     parts = []
+    running = sum(call.shared_with is None for call in calls)
     if running:
         told = f"{counted(running)} would run in {groups} group{'' if groups == 1 else 's'}"
         if len(chain) > 1:
             told += f" (longest chain: {', '.join(map(str, chain)) if len(chain) <= 8 else counted(len(chain))})"
         parts.append(told)
+    if running < len(calls):
+        parts.append(f"{counted(len(calls) - running)} would be answered by the run of another")
     if refused:
         parts.append(f"{counted(refused)} would be refused")
     return ", ".join(parts) + "."

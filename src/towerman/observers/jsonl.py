@@ -379,6 +379,7 @@ def _event(line: bytes) -> Event:
         wall=_seconds(record, "wall"),
         scopes=scopes,
         reason=_text(record, "reason"),
+        shared_with=_whole(record, "shared_with"),
     )
 
 

@@ -7,8 +7,8 @@ ended, and it never skips. Two conflicting calls are put in the order in which `
 the batch run one call at a time, the smallest index first; that order is total, so both kinds of edges
 together have no cycle. (Choosing pair by pair, with a declared need winning, makes cycles.)
 
-Three files: `needs` reads what was asked for, or refuses it; `conflicts` makes the other edges; `graph` keeps them
-all and is told how the calls go.
+Four files: `needs` reads what was asked for, or refuses it; `conflicts` makes the other edges; `groups` finds calls
+that one run can answer; `graph` keeps them all and is told how the calls go.
 
 House rules. Node numbers: calls are 0 to size - 1, junctions (conflicts) follow. No recursion: chains are long. A
 batch without an edge keeps no state for its calls. Nothing here knows a clock, a limit or an argument;
@@ -19,9 +19,11 @@ to the results of other calls.
 """
 
 from towerman.plan.graph import Plan
+from towerman.plan.groups import Group
 from towerman.plan.needs import PlanRefused, resolve_needs
 
 __all__ = [
+    "Group",
     "Plan",
     "PlanRefused",
     "resolve_needs",

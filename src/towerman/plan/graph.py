@@ -9,11 +9,13 @@ Not here: how the edges come about (needs, conflicts).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import pairwise
 from typing import Final, Literal
 
-from towerman.calls import Hold
+from towerman.calls import Hold, X
 from towerman.plan.conflicts import link_conflicts
+from towerman.plan.groups import find_groups
 from towerman.plan.needs import link_needs
 
 EdgeKind = Literal["needs", "after"]
@@ -39,9 +41,12 @@ class Plan:
             should have none: it would keep others in order for nothing.
         estimates: for each call how long it may take, in any one unit, not negative; left out, every
             call counts 1 and paths are counted in hops.
+        alike: for each call what is equal for calls that one run could answer (their holds are equal then), or None;
+            left out, each call runs. Compared, and not kept.
 
     Attributes:
         size: number of calls.
+        groups: calls of which one run may answer several: each waits for the one before it.
         trivial: there is no edge; then no state is kept for a call, and its rank is its index.
         edge_count: edges that are kept, those of junctions included.
         junction_count: nodes that stand for a whole group of calls.
@@ -67,6 +72,7 @@ class Plan:
         "_started",
         "_successors",
         "edge_count",
+        "groups",
         "junction_count",
         "size",
         "trivial",
@@ -78,8 +84,10 @@ class Plan:
         needs: Sequence[Sequence[int]] | None = None,
         holds: Sequence[Sequence[Hold]] | None = None,
         estimates: Sequence[float] | None = None,
+        alike: Sequence[Hashable | None] | None = None,
     ) -> None:
         self.size = size
+        self.groups: Sequence[tuple[int, ...]] = ()
         self.trivial = True
         self.edge_count = 0
         self.junction_count = 0
@@ -89,14 +97,15 @@ class Plan:
             (needs is not None and len(needs) != size)
             or (holds is not None and len(holds) != size)
             or (estimates is not None and len(estimates) != size)
+            or (alike is not None and len(alike) != size)
         ):
-            given = {"needs": needs, "holds": holds, "estimates": estimates}
+            given = {"needs": needs, "holds": holds, "estimates": estimates, "alike": alike}
             lengths = ", ".join(f"{name}: {len(each)} entries" for name, each in given.items() if each is not None)
             raise ValueError(f"{lengths} for {size} calls")
         needed = needs if needs is not None and any(needs) else None
         # Where nobody writes (the write modes are the odd ones), nobody conflicts.
         held = holds if holds is not None and any(mode & 1 for hold in holds for _, mode in hold) else None
-        if needed is None and held is None:
+        if needed is None and held is None and alike is None:
             return
 
         order: Sequence[int] = range(size)
@@ -104,12 +113,17 @@ class Plan:
         if needed is not None:
             order = link_needs(needed, dependents)
         conflicts = link_conflicts(size, order, held) if held is not None else None
-        if needed is None and conflicts is None:
+        if alike is not None:
+            self.groups = find_groups(order, needed, held, alike)
+        if needed is None and conflicts is None and not self.groups:
             return
 
         # All that follows exists only in a plan with edges.
         self.trivial = False
         after, after_left, made_at = conflicts or ([None] * size, [0] * size, [])
+        if self.groups:
+            _chain(self.groups, held, after, after_left)
+            estimates = _once(self.groups, estimates or [1.0] * size)
         self.junction_count = len(made_at)
         self._order = order
         self._needs: Sequence[Sequence[int]] = needed or ((),) * size
@@ -430,3 +444,31 @@ class Plan:
                 unsettled.append(node)
             waits[:looked] = unsettled
         return sorted(found or [node for node in stack if node < self.size][:limit])
+
+
+def _chain(
+    groups: Sequence[Sequence[int]],
+    held: Sequence[Sequence[Hold]] | None,
+    after: list[list[int] | None],
+    after_left: list[int],
+) -> None:
+    """Let each member of a group wait for the one before it, unless it does so for what both of them hold."""
+    for members in groups:
+        if held is not None and any(mode == X for _, mode in held[members[0]]):
+            continue  # nobody stands between them, so each was linked to the one before
+        for earlier, later in pairwise(members):
+            followers = after[earlier]
+            if followers is None:
+                after[earlier] = [later]
+            else:
+                followers.append(later)
+            after_left[later] += 1
+
+
+def _once(groups: Sequence[Sequence[int]], estimates: Sequence[float]) -> list[float]:
+    """The same estimates, with a group as long as one run of it."""
+    once = list(estimates)
+    for members in groups:
+        for index in members[1:]:
+            once[index] = 0.0
+    return once

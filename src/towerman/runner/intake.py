@@ -13,11 +13,11 @@ Not here: how a call is answered (sealer), what follows from its end (runner), w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final
 
 from towerman import sealing
-from towerman.plan import Plan, PlanRefused, resolve_needs
+from towerman.plan import Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
 from towerman.work import Refusal, Want, Work
 
@@ -43,6 +43,14 @@ class Intake(Sealer):
     def _hand_on(self, work: Work) -> None:
         """If every call is sealed, wake whoever waits for that."""
         raise NotImplementedError  # pragma: no cover - the runner's
+
+    async def _alike(self, work: Work) -> list[Hashable | None] | None:
+        """For each call what is equal for calls that one run could answer."""
+        raise NotImplementedError  # pragma: no cover - sharing's
+
+    def _gather_groups(self, work: Work) -> None:
+        """Remember the groups that the plan has found."""
+        raise NotImplementedError  # pragma: no cover - sharing's
 
     async def _prepare(self, work: Work) -> None:
         """Look up, permit, check; plan; offer what is ready. Gives the loop a turn where it takes long."""
@@ -82,9 +90,16 @@ class Intake(Sealer):
                 turn = core.now() + SLICE
                 if work.closing is not None:
                     return
-        if needs is not None or any_holds:
+        alike = None
+        if core.any_joined:
+            alike = await self._alike(work)
+            if work.closing is not None:
+                return
+        if needs is not None or any_holds or alike is not None:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
-            work.plan = Plan(size, needs, holds, core.estimates(work.tools))
+            work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
+            if work.plan.groups:
+                self._gather_groups(work)
             if not work.plan.trivial:
                 self._start_plan(work)
                 return
@@ -109,7 +124,10 @@ class Intake(Sealer):
         for index in range(len(work.calls)):
             blockers = plan.blockers(index, 3)
             if blockers:
-                waits = work.waited_for[index] = tuple(f"call {other}" for _, other in blockers)
+                calls = [other for _, other in blockers]
+                if work.groups is not None and index in work.groups:
+                    calls = _behind(work.groups, index, calls)
+                waits = work.waited_for[index] = tuple([f"call {other}" for other in calls])
                 if self.core.emit is not None and work.results[index] is None:
                     self._tell(work, index, "waiting", waiting_for=waits[0])
         for index, result in enumerate(work.results):
@@ -132,3 +150,9 @@ class Intake(Sealer):
         work.keywords[index] = keywords
         work.wants[index] = want
         return want
+
+
+def _behind(groups: Mapping[int, Group], index: int, calls: list[int]) -> list[int]:
+    """Whom a member of a group waits for: not for the one before it, but for the first of them, which is to run."""
+    group = groups[index]
+    return list(dict.fromkeys(group.members[0] if groups.get(other) is group else other for other in calls))

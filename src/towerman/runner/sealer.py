@@ -96,6 +96,9 @@ class Sealer:
         waited_for = entry.blocked_by
         if work.waited_for:
             waited_for = work.waited_for.get(index, ()) + waited_for
+        message = "The call succeeded."
+        if work.groups is not None:
+            message += self._joint(work, index)
         self._seal(
             work,
             index,
@@ -105,7 +108,7 @@ class Sealer:
                 policy.name,
                 "ok",
                 None,
-                "The call succeeded.",
+                message,
                 encoded.text,
                 value=value,
                 started=True,
@@ -208,6 +211,8 @@ class Sealer:
         if retryable is None:
             retryable = "yes" if applied == "no" or job.tool.policy.repeatable else "unknown"
         message = sealing.clean(message)
+        if work.groups is not None:
+            message += self._joint(work, index)
         content = sealing.failure(code, message, outcome, True, applied, retryable)
         self._seal(
             work,
@@ -234,6 +239,12 @@ class Sealer:
             ),
             now,
         )
+
+    @staticmethod
+    def _joint(work: Work, index: int) -> str:
+        """What is said of a call in whose run others were merged; nothing of any other."""
+        group = work.groups.get(index) if work.groups is not None else None
+        return group.note if group is not None and group.source == index else ""
 
     def _seal(self, work: Work, index: int, result: Result, now: float) -> None:
         """Write the one result of a call."""
@@ -268,6 +279,7 @@ class Sealer:
             waited_for=result.waited_for or None,
             size=result.original_bytes,
             reason=self._reason(work, index) if result.outcome == "cancelled" else None,
+            shared_with=result.shared_with,
         )
 
     @staticmethod

@@ -35,8 +35,8 @@ from towerman.errors import Code
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.policy import OnResult
 from towerman.runner import intake
-from towerman.runner.intake import Intake
 from towerman.runner.sealer import exit_in, ran_for
+from towerman.runner.sharing import Sharing
 from towerman.sealing import REASON_CHARACTERS
 from towerman.threads import Port, Ticket
 from towerman.tools import Tool
@@ -75,7 +75,7 @@ class Pulse:
 Notes = Sequence[tuple[str, Entry[Owner], str]]
 
 
-class Shell(Intake):
+class Shell(Sharing):
     """The runner of one event loop."""
 
     def __init__(
@@ -319,6 +319,8 @@ class Shell(Intake):
         """Start the handler of a granted call."""
         work, index = entry.owner
         keywords = work.keywords[index]
+        if work.groups is not None and keywords is not None and work.closing is None:
+            keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
             self._give_back(entry)
             self._seal_closed(work, index)
@@ -531,6 +533,8 @@ class Shell(Intake):
         except Exception as another:  # of the gate: those who wait for their results come first
             work.error.add_note(f"and then: {type(another).__name__}")
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
+        if work.groups is not None:  # if the batch was being ended before, calls may still hang on this one's run
+            self._seal_rest(work, 0)
         self._hand_on(work)
 
     @staticmethod
@@ -645,12 +649,20 @@ class Shell(Intake):
 
         Its work counts as ended: what an orphan holds is kept by the ledger.
         """
+        ready = self._tell_plan(work, index, ok)
+        if work.groups is not None:
+            ready = self._answered(work, index, ready)
+        return ready if work.closing is None else []
+
+    def _tell_plan(self, work: Work, index: int, ok: bool) -> list[int]:
         ready, skipped = work.plan.seal(index, ok)
         for one, culprit in skipped:
             message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
-        ready = [*ready, *work.plan.end(index)]
-        return ready if work.closing is None else []
+        return [*ready, *work.plan.end(index)]
+
+    def _soon(self, work: Work, ready: Iterable[int]) -> None:
+        self.loop.call_soon(self._go_on, work, ready)
 
     def _hand_on(self, work: Work) -> None:
         """If every call is sealed, the batch is at work no more: wake whoever waits for that."""
@@ -704,7 +716,8 @@ class Shell(Intake):
         for index in range(start, len(work.calls)):
             if work.results[index] is None and index not in work.jobs:
                 try:
-                    self._seal_closed(work, index)
+                    if work.groups is None or not self._tied(work, index):
+                        self._seal_closed(work, index)
                 except Exception as fault:
                     self._seal_plain(work, index, fault)
             if not index & 15 and core.now() > turn:
@@ -819,6 +832,10 @@ class Shell(Intake):
         if job is not None:
             self._stop(job, "cancelled", reason)
             return
+        if work.groups is not None and self._rides(work, index):
+            self._get_off(work, index, reason)
+            self._settle(work, index, False)
+            return
         core = self.core
         now = core.now()
         waited, waited_for = 0.0, work.waited_for.get(index, ())
@@ -851,7 +868,7 @@ class Shell(Intake):
         """When the gate is due, or other loops are to be looked at."""
         core = self.core
         due = core.gate.wake_at
-        if core.crowded and core.gate.statistics()["parked"]:
+        if core.crowded and core.gate.anybody:
             due = min(due, core.now() + LOOK_SECONDS)
         return due
 
@@ -919,7 +936,7 @@ class Shell(Intake):
         core = self.core
         with core.lock:
             decided = core.gate.tick(core.now())  # which also finds out what is due next: nothing, often
-            waiting = core.gate.statistics()["parked"]
+            waiting = core.gate.anybody
             notes = self._notes()
         self._take(decided, notes)
         if self._timer is not None and not self.works and not waiting:
