@@ -26,6 +26,7 @@ import pytest
 from kit import Stage, on_stage, until, whole_again
 
 from towerman import BatchResult, Call, PolicyError, Pool, Tower
+from towerman.gate import Gate
 from towerman.runner.sync import SyncDoor, wait
 
 stage = pytest.fixture(on_stage)
@@ -484,6 +485,63 @@ def test_thread_affine_state_is_not_the_towers_business(tmp_path: Path) -> None:
 
     assert tower.execute_sync([Call("read", {})] * 5).ok
     tower.close()
+
+
+def test_p95_the_gate_is_touched_under_the_lock_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P-95: with several loops at work, whatever asks or tells the gate holds the tower's lock, or another loop could
+    change what is being looked at.
+    """
+    tower = Tower(pools={"one": 1}, max_wait=0.05)
+    unlocked: list[str] = []
+
+    def checked(name: str) -> Any:
+        inner = getattr(Gate, name)
+
+        def outer(gate: Any, *arguments: Any, **options: Any) -> Any:
+            if not tower._core.lock.locked():
+                unlocked.append(name)
+            return inner(gate, *arguments, **options)
+
+        return outer
+
+    names = [name for name in dir(Gate) if not name.startswith("_") and callable(getattr(Gate, name))]
+    assert {"offer", "finish", "tick", "cancel", "statistics", "reconfigure"} <= set(names)
+    for name in names:
+        monkeypatch.setattr(Gate, name, checked(name))
+
+    @tower.tool(independent=True, pools=["one"])
+    async def work(seconds: float = 0.0) -> None:
+        await asyncio.sleep(seconds)
+
+    @tower.tool(independent=True)
+    async def agent() -> None:
+        await tower.execute([Call("work", {})])
+
+    async def main() -> None:
+        async with tower.run() as run:
+            calls = [
+                Call("work", {}),
+                Call("agent", {}),
+                Call("work", {"seconds": 0.1}),
+                Call("agent", {}, needs=["a"]),
+            ]
+            first = asyncio.ensure_future(run.execute([*calls[:3], Call("agent", {}, "a"), calls[3]]))
+            second = asyncio.ensure_future(tower.execute([Call("work", {})] * 3))
+            await asyncio.sleep(0.01)
+            tower.configure(pools={"one": 2})
+            run.cancel("enough")
+            await asyncio.gather(first, second)
+        tower.statistics()
+
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+    for loop in loops * 2:
+        loop.run_until_complete(main())
+    assert tower._core.crowded
+    for loop in loops:
+        loop.close()
+    tower.close()
+    tower.validate()
+    assert unlocked == []
 
 
 # ==================================================================== fork
