@@ -1,7 +1,6 @@
-"""The public Tower and Run: tools and limits on one side, provider responses on the other.
+"""The public Tower: tools and limits on one side, provider responses on the other.
 
-Theory. A tower is made once, at import if you like: it binds to no loop. A run is one agent's work; it takes the
-model's responses one after another and answers each call of each. What a batch comes to is a `BatchResult`: the
+Theory. A tower is made once, at import if you like: it binds to no loop. What a batch comes to is a `BatchResult`: the
 results in emitted order, and the messages that the provider wants next.
 
 House rules. No rule of admission lives here; this room binds names to the rooms that have them.
@@ -11,299 +10,60 @@ Not here: how calls are decided, run and sealed (gate, plan, runner), what provi
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
-from functools import partial, wraps
+from functools import wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NamedTuple, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, ParamSpec, Self, cast
 from weakref import WeakSet
 
-from towerman.calls import Batch, Call
-from towerman.changes import AtWork, Changes, same, too_wide, tool_changes, touches_the_same, tower_changes
 from towerman.clock import Clock, RealClock, instant_of
-from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
+from towerman.config import Config, Source, check_rules, settled
 from towerman.errors import PolicyError
-from towerman.gate import GRANTED, NEVER, Gate, Lot
+from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.leftovers import CloseReport, DeadLetter
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
-    Declared,
-    Merge,
     Mode,
     OnExcess,
     OnOrphan,
     OnResult,
     Pool,
-    Preset,
-    RunIn,
     TowerPolicy,
     Undeclared,
     WhenBusy,
     flag,
     name_of,
-    only_known,
     pools_of,
     seconds,
     shown,
     whole,
 )
 from towerman.threads import Couriers
-from towerman.tools import Tool, compile_tool, is_coroutine_function, name_of_tool
+from towerman.tower.declaring import Declaring, Layers
+from towerman.tower.run import Run
+from towerman.tower.statistics import PoolStatistics, Statistics
 from towerman.trace import Event, Observer
-from towerman.work import BatchResult, Context, Core, RunState, Work
+from towerman.work import BatchResult, Core, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
-    from towerman.follow import Follower, Taken
     from towerman.gate import Flow
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
     from towerman.watched import Watched
 
-HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
 P = ParamSpec("P")
-
-_log: Final = logging.getLogger("towerman")
 
 Patterns = str | Iterable[str] | None
 """Tool names or patterns such as `crm_*`."""
-
-
-# -------------------------------------------------------------------------------------------- statistics
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """One pool at one instant.
-
-    Args:
-        limit: permits it has, as declared.
-        held: permits taken now.
-        peak: the most that were ever taken at once; with mode="observe" it may be more than the limit.
-        queued: calls that wait and want some of it.
-        scope: whom it counts for.
-        orphaned: permits of `held` that orphans hold.
-    """
-
-    limit: int
-    held: int
-    peak: int
-    queued: int
-    scope: str
-    orphaned: int
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The tower at one instant.
-
-    Args:
-        pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
-        runs: runs that are open.
-        running: calls whose handlers are at work and whose results are open.
-        waiting: calls in the gate's queue.
-        behind: calls that wait behind those, uncounted by any bound.
-        outcomes: sealed results by outcome.
-        rejections: sealed results by code.
-        orphans: works that go on after their results were sealed.
-        orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
-        shared: calls that the run of another call answered, identical to it or merged with it.
-        late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
-        stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
-        stalled_seconds: for how long loops stood still, all told.
-        longest_stall: the longest of these times in seconds.
-        promotions: waiters that were promoted for having been passed.
-        late_events: events that came for calls already decided, and were ignored.
-        threads: worker threads alive.
-        events_sent: events handed to observers, counted for each of them.
-        events_pending: those that have not been delivered yet.
-        events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
-        events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
-        observer_failures: exceptions raised by observers.
-    """
-
-    pools: Mapping[str, PoolStatistics]
-    runs: int
-    running: int
-    waiting: int
-    behind: int
-    outcomes: Mapping[str, int]
-    rejections: Mapping[str, int]
-    orphans: int
-    orphans_released: int
-    shared: int
-    late_results: int
-    stalls: Mapping[str, int]
-    stalled_seconds: float
-    longest_stall: float
-    promotions: int
-    late_events: int
-    threads: int
-    events_sent: int
-    events_pending: int
-    events_dropped: int
-    events_lost: int
-    observer_failures: int
-
-
-# -------------------------------------------------------------------------------------------- runs
-
-
-class Run:
-    """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
-
-    Attributes:
-        run_id: its id.
-        last_batch: what the last finished batch came to, also when the caller was cancelled; None before the first.
-    """
-
-    def __init__(self, tower: Tower, state: RunState) -> None:
-        self._tower = tower
-        self._state = state
-        self.last_batch: BatchResult | None = None
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self._state.run_id
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
-    ) -> BatchResult:
-        """Answer every call of one model response: one result a call, in emitted order, whatever happens.
-
-        Args:
-            calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
-            format: the form it has; None: found out.
-            on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
-                large. If it raises, the batch is finished first and then the error is raised.
-
-        Returns:
-            The results. No calls: an empty batch.
-
-        Raises:
-            InputError: it is no batch of calls in any known form; nothing was run.
-            PolicyError: `on_result` is no plain function; nothing was run.
-            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
-                tower's `grace`; its results are in `last_batch`.
-            KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
-        """
-        if on_result is not None:
-            _check_hook(on_result)
-        batch = self._decode(calls, format)
-        shell = self._tower._shells.here()
-        work: Work | None = None
-
-        def begun(one: Work) -> None:
-            nonlocal work
-            work = one
-
-        done: BatchResult | None = None
-        try:
-            await shell.execute(self._state, batch, on_result, begun)
-        finally:
-            if work is not None and not work.left:
-                done = BatchResult(work)
-                if work.parent is None:
-                    self.last_batch = done
-        assert done is not None
-        return done
-
-    def execute_sync(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
-    ) -> BatchResult:
-        """`execute` for code without an event loop: waits in this thread until every call has its result.
-
-        Async handlers run on a loop that the tower keeps on a thread of its own; from within a sync handler, on the
-        loop of its call. An interrupt of this thread cancels the batch and is raised once it is sealed.
-
-        Args:
-            calls: as `execute` takes them.
-            format: the form they have; None: found out.
-            on_result: sees each result as it is sealed, on the loop's thread.
-
-        Raises:
-            PolicyError: an event loop runs in this thread: await `execute` there.
-        """
-        return self._tower._sync.run("execute_sync", lambda: self.execute(calls, format=format, on_result=on_result))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._state.number in self._tower._runs:
-            self._tower._sync.run("aclose_sync", self.aclose)
-
-    @staticmethod
-    def _decode(calls: object, format: str | None) -> Batch:
-        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
-            return Batch(tuple(calls))
-        from towerman import adapters
-
-        return adapters.decode(calls, format)
-
-    def cancel(
-        self, reason: str = "the run was cancelled", *, call_id: str | None = None, index: int | None = None
-    ) -> None:
-        """Cancel what this run has at work: all of it, or one call. May be called from any thread.
-
-        What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets
-        its result. The run stays open.
-
-        Args:
-            reason: told in the results and the trace.
-            call_id: cancel only calls with this provider id.
-            index: cancel only the call at this place of its batch, from 0; a place that no batch has cancels nothing.
-
-        Raises:
-            PolicyError: an argument of another type; nothing was cancelled.
-        """
-        texts: dict[str, object] = {"reason": reason, "call_id": "" if call_id is None else call_id}
-        for name, text in texts.items():
-            if not isinstance(text, str):
-                raise PolicyError(f"cancel: {name}: text; got {type(text).__name__}")
-        if index is not None:
-            whole("cancel: index", index, least=0)
-        self._tower._shells.cancel(self._state, reason, call_id, index)
-
-    async def aclose(self) -> None:
-        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds)."""
-        state = self._state
-        if state.number not in self._tower._runs:
-            return
-        state.closed = state.closed or "it was left"
-        self.cancel("the run was closed")
-        try:
-            await self._tower._shells.wait_sealed(state)
-        finally:
-            self._tower._close_run(state)
-
-    def __repr__(self) -> str:
-        state = "closed" if self._state.closed is not None else "open"
-        return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
-
-
-# -------------------------------------------------------------------------------------------- the tower
 
 
 _TOWERS: WeakSet[Tower] = WeakSet()
@@ -335,46 +95,7 @@ def _from_all_places(init: Callable[P, None]) -> Callable[P, None]:
     return cast("Callable[P, None]", filled)
 
 
-class Layers(NamedTuple):
-    """What a tower's options are made of.
-
-    Args:
-        options: all of it together.
-        config: the file.
-        given: what was given as arguments, when the tower was made or later.
-        rules: for tools, as they were given in code.
-    """
-
-    options: TowerPolicy
-    config: Config
-    given: Mapping[str, object]
-    rules: tuple[Rule, ...]
-
-
-def _taken(tower: weakref.ref[Tower], path: str) -> Taken:
-    """A followed file has changed."""
-    from towerman.follow import Taken
-
-    it = tower()
-    if it is None or it._closed:
-        return Taken.GONE
-    try:
-        changes = it.configure(path)
-    except AtWork as later:
-        if it._told_later != str(later):
-            it._told_later = str(later)
-            _log.warning("%s: not taken yet: %s", path, later)
-        return Taken.LATER
-    except Exception as wrong:
-        _log.error("%s: not taken, what held before still holds: %s", path, wrong)
-        return Taken.DONE
-    it._told_later = ""
-    for line in str(changes).splitlines():
-        _log.info("%s: %s", path, line)
-    return Taken.DONE
-
-
-class Tower:
+class Tower(Declaring):
     """Clears every tool call before it runs: limits, order, access, permission, all in one step.
 
     Args:
@@ -442,8 +163,7 @@ class Tower:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
         self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
         self._layers = Layers(self.options, cast("Config", config), {}, ())  # it was read on the way in, see above
-        self._changing = threading.Lock()
-        self._declared: dict[str, tuple[Callable[..., object], Mapping[str, object]]] = {}
+        super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
         clock = _clock or RealClock()
@@ -457,9 +177,6 @@ class Tower:
         self._run_count = 0
         self._prefix = os.urandom(4).hex()
         self._limits = Limits(self._core)
-        self._follower: Follower | None = None
-        self._watched_every = 0.0
-        self._told_later = ""
         self._closed = False
         try:
             listed = tuple(observers)
@@ -529,307 +246,6 @@ class Tower:
                 if self._made is None:
                     self._made = Shells(self._core)
         return self._made
-
-    # ---------------------------------------------------------------- tools
-
-    @overload
-    def tool(self, function: HandlerT, /) -> HandlerT: ...
-    @overload
-    def tool(
-        self,
-        *,
-        name: str | None = None,
-        description: str | None = None,
-        schema: Mapping[str, object] | None = None,
-        reads: Declared | None = None,
-        writes: Declared | None = None,
-        independent: bool | None = None,
-        sequential: bool | None = None,
-        only_call: bool | None = None,
-        read_only: bool | None = None,
-        idempotent: bool | None = None,
-        pools: str | Sequence[str] | Mapping[str, int] | None = None,
-        weight: int | None = None,
-        max_concurrency: int | None = None,
-        timeout: float | None = None,
-        max_wait: float | None = None,
-        max_queued: int | None = None,
-        when_busy: WhenBusy | None = None,
-        preset: Preset | None = None,
-        max_result_bytes: int | None = None,
-        encode: Callable[..., object] | None = None,
-        summarize: Callable[..., object] | None = None,
-        share_identical: bool | None = None,
-        merge: Merge | None = None,
-        run_in: RunIn | None = None,
-        own_task: bool | None = None,
-    ) -> Callable[[HandlerT], HandlerT]: ...
-    def tool(self, *functions: Callable[..., object], **options: object) -> object:
-        """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
-        directly is a plain call, not admitted.
-
-        Args:
-            function: coroutine function, or plain function, which runs on a worker thread.
-            name: default: the function's name.
-            description: default: the docstring's text.
-            schema: JSON schema of the arguments; default: from the signature. With one, the handler gets keywords.
-            reads: resources it reads: templates over the arguments ("file:{path}", "file:{dir}/**"), or a callable.
-            writes: resources it may change.
-            independent: it touches nothing that calls share (says nothing about effects).
-            sequential: alone (beside independent calls only) and in emitted order within its run.
-            only_call: may not share a batch with other calls.
-            read_only: no side effect; default: True for a tool that only reads.
-            idempotent: repeating it is harmless.
-            pools: named pools it takes permits of: names, or name to permits.
-            weight: permits of the process-wide limit.
-            max_concurrency: a limit of this tool's own.
-            timeout: seconds one call may run.
-            max_wait: seconds one call may wait.
-            max_queued: calls of this tool that may wait.
-            when_busy: "wait" or "reject".
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
-            max_result_bytes: bound of its results.
-            encode: takes the handler's value, gives text or a value that is encoded in its place.
-            summarize: takes an oversized value, gives a shorter one.
-            share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
-                result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
-                the next one runs.
-            merge: for neighbouring calls on the same resources (reads= or writes=): takes the list of their keyword
-                arguments, in order, and returns those of one run that does it all. What it returns is checked like a
-                call's and must touch the same; where it cannot be used the calls run one by one. Called on the
-                event loop: it should be quick.
-            run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
-                is given up); default: loop for coroutine functions, thread for others.
-            own_task: False lets several calls of one batch run in one task while its context stays unchanged.
-
-        Raises:
-            PolicyError: naming the tool, the option and the fix; also for a name that is taken.
-        """
-        if functions:
-            (function,) = functions
-            self.add_tool(function, **options)
-            return function
-
-        def declare(handler: Callable[..., object]) -> Callable[..., object]:
-            self.add_tool(handler, **options)
-            return handler
-
-        return declare
-
-    def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
-        """Declare a tool without decorating; the options are those of `tool`."""
-        core = self._core
-        tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
-        if tool.name in core.tools:
-            raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
-        self._declared[tool.name] = function, options
-        with core.lock:
-            self._limits.add_tool(tool)
-            core.put_tool(tool)
-        for state in list(self._runs.values()):
-            core.widen(state)
-
-    def _compiled(
-        self,
-        name: str,
-        function: Callable[..., object],
-        options: Mapping[str, object],
-        layers: Layers,
-        known: Tool | None = None,
-    ) -> Tool:
-        merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
-        tower = layers.options
-        try:
-            return compile_tool(name, function, merged, tower, Context, tower.pools, known)
-        except PolicyError as wrong:
-            raise blame(wrong, origins) from None
-
-    def policy(self, pattern: str, **options: object) -> None:
-        """Options for tools by pattern: `tower.policy("crm_*", pools=["crm"], timeout=5)`.
-
-        It holds for tools declared before and after. What is given at a tool wins over it, it wins over the file. Of
-        several that match a tool the most specific one wins, for each option by itself: an exact name before a pattern,
-        then the pattern with more literal characters, then the later one. `independent` and what a tool touches are one
-        question, which the stronger answers.
-
-        Args:
-            pattern: a tool's name, or a pattern with `*`, `?` and `[...]`.
-            options: those of `tool`, without `name` and `schema`.
-
-        It holds for calls that come afterwards, as with `configure`.
-
-        Raises:
-            PolicyError: an option that is wrong, by itself or for a tool that is declared already; or it changes what
-                declared tools touch, and calls are at work. Nothing was changed.
-        """
-        one = rule(pattern, options)
-        self._configure(f"policy {pattern!r}", None, {}, [one])
-
-    def configure(
-        self,
-        config: Source | None = None,
-        *,
-        tools: Mapping[str, Mapping[str, object]] | None = None,
-        **options: object,
-    ) -> Changes:
-        """Change options while calls run and wait (R-64); also from another thread. All of it, or nothing.
-
-        A lower limit ends nobody: what is held above it comes down as calls end. A higher one wakes those who wait at
-        once. A waiting call that needs more than there is now is answered `concurrency_limit`. A limit that a tool did
-        not have before counts those of its calls that are at work. Times, bounds of queues and other options of tools
-        hold for calls that come afterwards.
-
-        Args:
-            config: a `towerman.toml`, as a path or as a mapping, in place of the one so far: what it does not say any
-                more falls back to the environment and the defaults. `tower.configure(tower.config)` reads the file
-                anew.
-            tools: options of tools by pattern, as `policy` takes them.
-            options: those of the tower, by name; they win over file and environment from now on. Of `pools` only those
-                that are named change; a number changes a pool's permits and leaves the rest of it as it is.
-
-        Returns:
-            What is different now; empty where nothing is.
-
-        Raises:
-            PolicyError: naming the option and the fix: it is wrong, or cannot change while the tower lives, or it
-                changes what declared tools touch, and calls are at work. Nothing was changed.
-        """
-        given: dict[str, object] = {key: value for key, value in options.items() if value is not None}
-        only_known("configure", given, (*TOWER_OPTIONS, "config", "tools"))
-        if "pools" in given:
-            given["pools"] = self._with_permits(given["pools"])
-        if tools is not None and not isinstance(tools, Mapping):
-            raise PolicyError(f'configure: tools: a mapping such as {{"crm_*": {{"timeout": 5}}}}; got {shown(tools)}')
-        rules = []
-        for pattern, its in cast("Mapping[object, object]", tools or {}).items():
-            if not isinstance(its, Mapping) or not all(isinstance(key, str) for key in its):
-                raise PolicyError(f"configure: tools.{shown(pattern)}: a mapping of options; got {shown(its)}")
-            rules.append(rule(pattern, cast("Mapping[str, object]", its)))
-        return self._configure("configure", config, given, rules)
-
-    def _with_permits(self, given: object) -> dict[str, Pool]:
-        """Pools as they are given; of those that exist a plain number changes the permits alone."""
-        checked = pools_of(given)
-        for name, value in cast("Mapping[str, object]", given).items():
-            known = self.options.pools.get(name)
-            if known is not None and not isinstance(value, Pool):
-                checked[name] = replace(known, permits=checked[name].permits)
-        return checked
-
-    def _configure(
-        self, where: str, source: Source | None, given: Mapping[str, object], rules: Sequence[Rule]
-    ) -> Changes:
-        """Validate first, commit second."""
-        with self._changing:
-            before = self._layers
-            pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}
-            arguments = {**before.given, **given, "pools": pools}
-            config, merged = settled(before.config if source is None else source, arguments)
-            options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
-            after = Layers(options, config, arguments, (*before.rules, *rules))
-            check_rules((*config.tools, *after.rules), options)
-            found = tower_changes(before.options, options)
-            core = self._core
-            tools: list[Tool] = []
-            moved = ""
-            for name, old in list(core.tools.items()):
-                new = self._compiled(name, *self._declared[name], after, old)
-                if not same(old, new):
-                    tools.append(new)
-                    found += tool_changes(old, new)
-                    if not touches_the_same(old, new):
-                        moved = moved or name
-            with core.lock:
-                if moved and self._at_work():
-                    raise AtWork(
-                        f"{where}: it changes what {moved!r} touches, and calls are at work; say it before the first "
-                        "run, or when nothing is at work"
-                    )
-                decided = self._limits.change(options, tools, list(self._runs.values())) if found or tools else []
-                self._layers, self.options = after, options
-                over = {
-                    self._shown(pool.key): pool.held - pool.limit
-                    for pool in core.gate.ledger.pools.values()
-                    if pool.held > pool.limit
-                }
-            if decided or found:
-                self._shells.carry_out(decided)
-            granted = sum(entry.status == GRANTED for entry in decided)
-            wide = tuple(too_wide(core.tools.values(), options)) if found else ()
-            return Changes(tuple(found), over, granted, len(decided) - granted, wide)
-
-    def _at_work(self) -> bool:
-        gate = self._core.gate.statistics()
-        return bool(gate["running"] or gate["orphans"]) or any(state.works for state in self._runs.values())
-
-    def watch(self, every: float = 1.0) -> None:
-        """Follow the file that the tower was made with: what changes in it comes into force by itself.
-
-        It is read again once it has stood still from one look to the next. What has changed is logged; a file that is
-        wrong is logged and changes nothing. A change of what tools touch is taken once no call is at work. Ends with
-        the tower, or with `unwatch`.
-
-        Args:
-            every: seconds from one look to the next.
-
-        Raises:
-            PolicyError: the tower was made without a file.
-        """
-        from towerman.follow import Follower
-
-        path = self.config
-        if path is None:
-            raise PolicyError("watch: the tower was made without a file; name one: Tower('towerman.toml')")
-        every = seconds("watch: every", every)
-        self.unwatch()
-        self._watched_every = every
-        self._follower = Follower(path, partial(_taken, weakref.ref(self), path), every)
-        self._follower.start()
-
-    def unwatch(self) -> None:
-        """Follow the file no more."""
-        if self._follower is not None:
-            self._follower.stop()
-            self._follower = None
-
-    @property
-    def config(self) -> str | None:
-        """The path of the file that was read when the tower was made, or None."""
-        return self._layers.config.path
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        """Names of the declared tools, in the order of declaration."""
-        return tuple(self._core.tools)
-
-    def schemas(self, format: str = "openai") -> list[dict[str, object]]:
-        """The declared tools as the provider's request wants them.
-
-        Args:
-            format: "openai", "anthropic" or "towerman".
-
-        Raises:
-            PolicyError: a tool's name or schema that the provider cannot take.
-        """
-        from towerman import adapters
-
-        return adapters.schemas(
-            [(tool.name, tool.policy.description, tool.checker.schema) for tool in self._core.tools.values()], format
-        )
-
-    @staticmethod
-    def provider_options(format: str, parallel: bool = False) -> dict[str, object]:
-        """The provider's own switch for several calls in one response, as request options.
-
-        Towerman's limits hold whatever it says; it only changes what the model emits.
-
-        Args:
-            format: "openai", "anthropic" or "towerman".
-            parallel: True lets the model emit several calls at once.
-        """
-        from towerman import adapters
-
-        return adapters.provider_options(format, parallel)
 
     # ---------------------------------------------------------------- runs
 
@@ -1263,22 +679,6 @@ class Tower:
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
-
-
-def _is_plain(call: Call) -> bool:
-    """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
-    fields: tuple[object, ...] = (call.tool, call.id, "" if call.idempotency_key is None else call.idempotency_key)
-    return (
-        type(call.needs) is tuple
-        and not call.needs
-        and type(call.arguments) in (dict, str)
-        and all(type(one) is str for one in fields)
-    )
-
-
-def _check_hook(hook: object) -> None:
-    if not callable(hook) or is_coroutine_function(hook):
-        raise PolicyError(f"on_result: a plain function that takes a Result; got {type(hook).__name__}")
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:

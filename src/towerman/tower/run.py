@@ -1,0 +1,201 @@
+"""A run: one agent's work, batch after batch.
+
+Theory. A run takes the model's responses one after another and answers each call of each. It has no state of its own
+beyond the last batch: what counts for it is kept where it is decided.
+
+Not here: making one and its options (tower), running a batch (runner).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from towerman.calls import Batch, Call
+from towerman.errors import PolicyError
+from towerman.policy import OnResult, whole
+from towerman.tools import is_coroutine_function
+from towerman.work import BatchResult, RunState, Work
+
+if TYPE_CHECKING:
+    from towerman.runner import Shells, SyncDoor
+
+
+class Host(Protocol):
+    """What a run needs of its tower, without naming the tower."""
+
+    _runs: dict[int, RunState]
+
+    @property
+    def _shells(self) -> Shells:
+        """The runners of its loops."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def _sync(self) -> SyncDoor:
+        """The way in for threads without a loop."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def _close_run(self, state: RunState) -> None:
+        """Forget a run."""
+        ...  # pragma: no cover - a protocol has no body
+
+
+class Run:
+    """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
+
+    Attributes:
+        run_id: its id.
+        last_batch: what the last finished batch came to, also when the caller was cancelled; None before the first.
+    """
+
+    def __init__(self, tower: Host, state: RunState) -> None:
+        self._tower = tower
+        self._state = state
+        self.last_batch: BatchResult | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._state.run_id
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def execute(
+        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """Answer every call of one model response: one result a call, in emitted order, whatever happens.
+
+        Args:
+            calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            format: the form it has; None: found out.
+            on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
+                large. If it raises, the batch is finished first and then the error is raised.
+
+        Returns:
+            The results. No calls: an empty batch.
+
+        Raises:
+            InputError: it is no batch of calls in any known form; nothing was run.
+            PolicyError: `on_result` is no plain function; nothing was run.
+            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
+                tower's `grace`; its results are in `last_batch`.
+            KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
+        """
+        if on_result is not None:
+            _check_hook(on_result)
+        batch = self._decode(calls, format)
+        shell = self._tower._shells.here()
+        work: Work | None = None
+
+        def begun(one: Work) -> None:
+            nonlocal work
+            work = one
+
+        done: BatchResult | None = None
+        try:
+            await shell.execute(self._state, batch, on_result, begun)
+        finally:
+            if work is not None and not work.left:
+                done = BatchResult(work)
+                if work.parent is None:
+                    self.last_batch = done
+        assert done is not None
+        return done
+
+    def execute_sync(
+        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """`execute` for code without an event loop: waits in this thread until every call has its result.
+
+        Async handlers run on a loop that the tower keeps on a thread of its own; from within a sync handler, on the
+        loop of its call. An interrupt of this thread cancels the batch and is raised once it is sealed.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            on_result: sees each result as it is sealed, on the loop's thread.
+
+        Raises:
+            PolicyError: an event loop runs in this thread: await `execute` there.
+        """
+        return self._tower._sync.run("execute_sync", lambda: self.execute(calls, format=format, on_result=on_result))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._state.number in self._tower._runs:
+            self._tower._sync.run("aclose_sync", self.aclose)
+
+    @staticmethod
+    def _decode(calls: object, format: str | None) -> Batch:
+        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
+            return Batch(tuple(calls))
+        from towerman import adapters
+
+        return adapters.decode(calls, format)
+
+    def cancel(
+        self, reason: str = "the run was cancelled", *, call_id: str | None = None, index: int | None = None
+    ) -> None:
+        """Cancel what this run has at work: all of it, or one call. May be called from any thread.
+
+        What waits never starts; what runs is told to stop and has the tower's `grace` seconds. Every call still gets
+        its result. The run stays open.
+
+        Args:
+            reason: told in the results and the trace.
+            call_id: cancel only calls with this provider id.
+            index: cancel only the call at this place of its batch, from 0; a place that no batch has cancels nothing.
+
+        Raises:
+            PolicyError: an argument of another type; nothing was cancelled.
+        """
+        texts: dict[str, object] = {"reason": reason, "call_id": "" if call_id is None else call_id}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise PolicyError(f"cancel: {name}: text; got {type(text).__name__}")
+        if index is not None:
+            whole("cancel: index", index, least=0)
+        self._tower._shells.cancel(self._state, reason, call_id, index)
+
+    async def aclose(self) -> None:
+        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds)."""
+        state = self._state
+        if state.number not in self._tower._runs:
+            return
+        state.closed = state.closed or "it was left"
+        self.cancel("the run was closed")
+        try:
+            await self._tower._shells.wait_sealed(state)
+        finally:
+            self._tower._close_run(state)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._state.closed is not None else "open"
+        return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
+
+
+def _is_plain(call: Call) -> bool:
+    """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
+    fields: tuple[object, ...] = (call.tool, call.id, "" if call.idempotency_key is None else call.idempotency_key)
+    return (
+        type(call.needs) is tuple
+        and not call.needs
+        and type(call.arguments) in (dict, str)
+        and all(type(one) is str for one in fields)
+    )
+
+
+def _check_hook(hook: object) -> None:
+    if not callable(hook) or is_coroutine_function(hook):
+        raise PolicyError(f"on_result: a plain function that takes a Result; got {type(hook).__name__}")

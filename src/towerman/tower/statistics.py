@@ -1,0 +1,83 @@
+"""What a tower looks like at one instant, in numbers.
+
+Not here: counting (work, gate, ledger), reading the counts (tower).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """One pool at one instant.
+
+    Args:
+        limit: permits it has, as declared.
+        held: permits taken now.
+        peak: the most that were ever taken at once; with mode="observe" it may be more than the limit.
+        queued: calls that wait and want some of it.
+        scope: whom it counts for.
+        orphaned: permits of `held` that orphans hold.
+    """
+
+    limit: int
+    held: int
+    peak: int
+    queued: int
+    scope: str
+    orphaned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """The tower at one instant.
+
+    Args:
+        pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
+        runs: runs that are open.
+        running: calls whose handlers are at work and whose results are open.
+        waiting: calls in the gate's queue.
+        behind: calls that wait behind those, uncounted by any bound.
+        outcomes: sealed results by outcome.
+        rejections: sealed results by code.
+        orphans: works that go on after their results were sealed.
+        orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        shared: calls that the run of another call answered, identical to it or merged with it.
+        late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
+        stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
+        stalled_seconds: for how long loops stood still, all told.
+        longest_stall: the longest of these times in seconds.
+        promotions: waiters that were promoted for having been passed.
+        late_events: events that came for calls already decided, and were ignored.
+        threads: worker threads alive.
+        events_sent: events handed to observers, counted for each of them.
+        events_pending: those that have not been delivered yet.
+        events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
+        events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
+        observer_failures: exceptions raised by observers.
+    """
+
+    pools: Mapping[str, PoolStatistics]
+    runs: int
+    running: int
+    waiting: int
+    behind: int
+    outcomes: Mapping[str, int]
+    rejections: Mapping[str, int]
+    orphans: int
+    orphans_released: int
+    shared: int
+    late_results: int
+    stalls: Mapping[str, int]
+    stalled_seconds: float
+    longest_stall: float
+    promotions: int
+    late_events: int
+    threads: int
+    events_sent: int
+    events_pending: int
+    events_dropped: int
+    events_lost: int
+    observer_failures: int
