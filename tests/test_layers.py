@@ -24,7 +24,9 @@ PURE = (
     "errors clock calls policy config arguments+access tools changes plan ledger watched lots waiting deadlock turns "
     "gate bounds leftovers trace timeline+sealing explain+check+report"
 )
-ROWS = [row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "limits", "runner", "tower"]]
+ROWS = [
+    row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "core", "limits", "runner", "tower"]
+]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
 SIDES = {"adapters": ABOVE["timeline"], "observers": ABOVE["timeline"]}
 LAZY = {"work": {"adapters"}, "tower": {"adapters"}}  # inside functions only, or for the type checker

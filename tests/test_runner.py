@@ -2716,7 +2716,7 @@ def test_latches_do_not_hang(stage: Stage) -> None:
     stage.run(main())
 
 
-@pytest.mark.parametrize("name", ["towerman.runner.intake.Plan", "towerman.work.near_names"])
+@pytest.mark.parametrize("name", ["towerman.runner.intake.Plan", "towerman.core.near_names"])
 def test_a_fault_of_our_own_is_told_after_sealing(stage: Stage, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """G1: something of Towerman's own breaks while a batch is prepared: every call has a result, then the fault is
     raised.

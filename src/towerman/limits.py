@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from towerman.core import Core, Made, pool_key
 from towerman.ledger import Pool, Wants
-from towerman.work import Core, Made, Owner, RunState, Slot, Want, pool_key
+from towerman.work import Owner, RunState, Slot, Want
 
 if TYPE_CHECKING:
     from towerman.gate import Flow, Lot

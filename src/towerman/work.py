@@ -1,45 +1,31 @@
-"""What the runner keeps: a run, a batch on its way, a granted call, and what all loops of a tower share.
+"""What the runner keeps: a run, a batch on its way, a granted call, and what a batch came to.
 
 Theory. A batch is kept as columns (tools, keywords, wants, results) so that a call that waits costs a few pointers.
-Only a granted call has an object of its own, a `Job`, and few of those live at once. What a call wants of the gate is
-worked out here, once for each tool and run where it touches nothing.
+Only a granted call has an object of its own, a `Job`, and few of those live at once.
 
-How a call is looked over before anything starts is here too, since it is the same for a batch that runs and for one
-that is only explained.
+House rules. State and look-ups only: nothing here starts, seals or decides.
 
-House rules. State and look-ups only: nothing here starts, seals or admits.
-
-Not here: running (runner), wording of results (sealing), what a batch would do (explain).
+Not here: what all loops share (core), running (runner), wording of results (sealing).
 """
 
 from __future__ import annotations
 
 import contextvars
-import logging
-import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
 
-from towerman import sealing
-from towerman.access import AccessRefused, flat_holds
-from towerman.arguments import ArgumentsRefused, near_names
-from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, Result, X
-from towerman.clock import Clock, RealClock, VirtualClock
+from towerman.calls import Access, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code
-from towerman.gate import NEVER, Entry, Flow, Gate, Lot
+from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.leftovers import MOST_LETTERS, DeadLetter, Leftover
-from towerman.plan import Group, Plan, PlanRefused, resolve_needs
-from towerman.policy import OnResult, TowerPolicy, whole
-from towerman.threads import Ticket, Workers
+from towerman.plan import Group, Plan
+from towerman.policy import OnResult, whole
+from towerman.threads import Ticket
 from towerman.tools import Tool
-from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Span
+from towerman.trace import UNKNOWN_TOOL, Span
 
 if TYPE_CHECKING:
-    from towerman.explain import Seen
-    from towerman.processes import Processes
+    pass
 
 DepsT = TypeVar("DepsT")
 
@@ -48,20 +34,6 @@ NOT_STARTED: Final = -1.0
 
 NO_PLAN: Final = Plan(0)
 """The plan of a batch that is not prepared."""
-
-_ORDER_OF_RUN: Final = "order of the run"
-_ORDER_OF_PROCESS: Final = "exclusive tool"
-
-_UNDECLARED: Final = {
-    "ordered": "its calls run alone and in emitted order within their run",
-    "exclusive": "its calls run alone in the process",
-    "independent": "its calls run beside all others",
-}
-
-_ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
-"""What people are shown of a tool's calls that touch no resource of their own."""
-
-_log: Final = logging.getLogger("towerman")
 
 
 class Context(Generic[DepsT]):
@@ -139,14 +111,22 @@ Owner = tuple["Work", int]
 Slot = Entry[Owner]
 
 
+class Shared(Protocol):
+    """What the loops of one tower share, as far as a batch knows it (core)."""
+
+    @property
+    def generation(self) -> int:
+        """How often options have changed."""
+        ...  # pragma: no cover - a protocol has no body
+
+
 class Loop(Protocol):
-    """What a batch needs of the shell that runs it, without naming the shell.
+    """What a batch needs of the shell that runs it, without naming the shell."""
 
-    Attributes:
-        core: what it shares with the other loops of its tower.
-    """
-
-    core: Core
+    @property
+    def core(self) -> Shared:
+        """What it shares with the other loops of its tower."""
+        ...  # pragma: no cover - a protocol has no body
 
     def end_soon(self, work: Work, reason: str) -> None:
         """Cancel a whole batch; from any loop or thread."""
@@ -213,25 +193,6 @@ class Want(Wants[Lot[Owner]]):
         other.holds = holds
         other.labels = labels
         return other
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a call may not even be offered to the gate.
-
-    Args:
-        code: from `towerman.errors.CODES`.
-        message: a sentence for the model.
-        tool: whose call it is; None when there is no such tool.
-    """
-
-    code: Code
-    message: str
-    tool: Tool | None
-
-
-Made = dict[int, tuple[object, Want]]
-"""What was made in place of others: by the identity of these, which it keeps alive for as long as it is looked up."""
 
 
 class Job:
@@ -531,393 +492,3 @@ class BatchResult(Sequence[Result]):
             counts[result.outcome] = counts.get(result.outcome, 0) + 1
         told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
         return f"BatchResult({len(self._results)} calls{': ' + told if told else ''})"
-
-
-class Core:
-    """What all loops of one tower share: lock, gate, policy, tools, threads, counters.
-
-    Args:
-        policy: the tower's own options.
-        gate: the admission of this process.
-        clock: where time is read.
-
-    Attributes:
-        emit: takes an Event for the observers; None while there are none.
-        crowded: more than one loop uses the tower.
-        watching: a thread watches for loops that stand still, or nobody is to.
-        most_grace: seconds for cleaning up at most, whatever the policy says, once the tower is being closed.
-        when_alone: called, and forgotten, when the last orphan has ended; under the lock.
-        letters: what came of calls after their results were sealed.
-        generation: how often options have changed.
-        any_joined: some tool lets one run answer several calls.
-        shared: calls that the run of another one answered.
-    """
-
-    def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
-        self.policy = policy
-        self.gate = gate
-        self.clock = clock
-        self.now = clock.now
-        self.lock = threading.Lock()
-        self.emit: Callable[[Event], None] | None = None
-        self.workers: Workers[Job] = Workers("towerman-worker")
-        self.made_processes: Processes | None = None
-        self.tools: dict[str, Tool] = {}
-        self.any_ordered = False
-        self.any_exclusive = False
-        self.any_subtree = False
-        self.any_joined = False
-        self.crowded = False
-        self.generation = 0
-        self.answered = 0
-        self.shared = 0
-        self.outcomes: dict[str, int] = {}
-        self.codes: dict[str, int] = {}
-        self.late_results = 0
-        self.letters: deque[DeadLetter] = deque(maxlen=MOST_LETTERS)
-        self.watching = not isinstance(clock, RealClock)  # a time that does not pass by itself stands still by right
-        self.stalls: dict[str, int] = {}
-        self.stalled_seconds = 0.0
-        self.longest_stall = 0.0
-        self.most_grace = NEVER
-        self.when_alone: list[Callable[[], None]] = []
-        self.orphans = 0
-        self.orphans_released = 0
-        self.strays: deque[Job | Work] = deque()
-        self.hinted: set[str] = set()  # tools whose missing declaration was told
-        self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
-        self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
-
-    @property
-    def processes(self) -> Processes:
-        """Worker processes; what they need is imported with the first of them."""
-        made = self.made_processes
-        if made is None:
-            from towerman.processes import Processes
-
-            with self.lock:
-                made = self.made_processes = self.made_processes or Processes()
-        return made
-
-    def reset(self, gate: Gate[Owner]) -> None:
-        """In another process: nothing is at work here, and whoever held the lock is not here."""
-        self.gate = gate
-        self.lock = threading.Lock()
-        self.workers = Workers("towerman-worker")
-        self.made_processes = None
-        self.strays.clear()
-        self.when_alone.clear()
-        self.watching = not isinstance(self.clock, RealClock)
-        self.orphans = 0
-        self.crowded = False
-
-    def base(self, run: RunState, tool: Tool) -> Want:
-        """What each call of this tool in this run wants, beside resources that depend on its arguments."""
-        base = run.bases.get(tool.name)
-        if base is not None:
-            return base
-        generation = self.generation
-        tool = self.tools.get(tool.name, tool)
-        policy, tower = tool.policy, self.policy
-        permits = [("process", policy.weight), (f"run:{run.number}", 1)]
-        bounds = [("process", tower.max_queued)]
-        if policy.max_concurrency is not None:
-            permits.append((f"tool:{tool.name}", 1))
-        if policy.max_queued is not None:
-            bounds.append((f"tool:{tool.name}", policy.max_queued))
-        for name, units in policy.pools:
-            pool = tower.pools[name]
-            key = pool_key(name, pool.scope, run)
-            permits.append((key, units))
-            if pool.max_queued is not None:
-                bounds.append((key, pool.max_queued))
-        holds, labels = self.holds(run.number, tool.kind, ())
-        base = Want(
-            run.number,
-            tool.name,
-            tuple(permits),
-            holds,
-            priority=run.priority,
-            wait=tool.wait,
-            max_wait=tool.max_wait,
-            bounds=tuple(bounds),
-            labels=labels,
-        )
-        base.kind = tool.kind
-        base.of = tool
-        base.accesses = ()
-        base.shared = tool.rule is None
-        self.gate.ledger.look_up(base)
-        run.bases[tool.name] = base
-        if generation != self.generation:  # options have changed meanwhile, on another thread: the next one asks again
-            run.bases.pop(tool.name, None)
-        return base
-
-    def renew(self, work: Work) -> None:
-        """Options have changed since a batch was begun: its calls count in limits that are new. Under the lock."""
-        work.generation = self.generation
-        made: Made = {}
-        work.wants = [want and self.counted_in(want, work.run, made) for want in work.wants]
-
-    def counted_in(self, want: Want, run: RunState, made: Made) -> Want:
-        """The want, in all limits that its tool has now.
-
-        Args:
-            want: of a call of that run.
-            run: the run.
-            made: what was answered for others; calls that shared what they want go on sharing it.
-        """
-        known = made.get(id(want))
-        if known is not None:
-            return known[1]
-        had = {key for key, _ in want.permits}
-        missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
-        found = want.with_limits(missing, self.gate.ledger) if missing else want
-        made[id(want)] = want, found
-        if missing:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
-            _, alike = made.setdefault(id(want.pools), (want.pools, found))
-            found.pools, found.pool_states = alike.pools, alike.pool_states
-        return found
-
-    def rehearsal(self) -> Core:
-        """A core with the same tools and limits and nothing at work: what is tried on it changes nothing here.
-
-        Its time stands still. Limits that count for a run or a tenant are not there yet.
-        """
-        with self.lock:
-            other = Core(self.policy, Gate(Ledger()), VirtualClock(self.now()))
-            other.tools = dict(self.tools)
-            other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
-            other.any_subtree = self.any_subtree
-            other.any_joined = self.any_joined
-            other.hinted = set(self.tools)
-            other.means = dict(self.means)
-            for pool in self.gate.ledger.pools.values():
-                if pool.scope == "process":
-                    other.gate.ledger.add_pool(pool.anew())
-        return other
-
-    def most(self, size: int, *, planned: bool) -> int:
-        """How many of a response's calls are run; a batch with needs is not cut, since half a plan is none."""
-        policy = self.policy
-        if size > policy.max_calls_per_batch and not planned and policy.on_excess == "tell":
-            return policy.max_calls_per_batch
-        return size
-
-    def check(self, run: RunState, batch: Batch, index: int) -> tuple[Want, dict[str, object]] | Refusal:
-        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not."""
-        call = batch.calls[index]
-        name = _name(call.tool)
-        base = run.bases.get(name)
-        if base is None:
-            known = self.tools.get(name)
-            if known is None:
-                return Refusal("unknown_tool", self._unknown(run, name), None)
-            base = self.base(run, known)
-            self._hint(known)
-        tool = base.of
-        if run.may_call is not None and not run.may_call(name):
-            return Refusal("permission_denied", f"The tool {name!r} is not allowed in this run.", tool)
-        size = len(batch.calls)
-        if size > 1 and tool.policy.only_call:
-            message = f"The tool {name!r} must be the only call of a response; call it again alone."
-            return Refusal("not_alone", message, tool)
-        if batch.truncated and (index == size - 1 or not tool.effect_free):
-            return Refusal(
-                "truncated_response",
-                "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
-                tool,
-            )
-        try:
-            keywords = tool.checker.check(call.arguments)
-        except ArgumentsRefused as refused:
-            return Refusal("invalid_arguments", refused.message, tool)
-        if not base.shared:
-            assert tool.rule is not None
-            try:
-                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
-            except AccessRefused as unnamed:
-                return Refusal(unnamed.code, str(unnamed), tool)
-            base = self.want(base, run, accesses)
-        return base, keywords
-
-    def look_over(
-        self, run: RunState, batch: Batch
-    ) -> tuple[list[Seen], list[tuple[int, ...]] | PlanRefused | None, str | None]:
-        """A whole batch for an explanation: its calls, what they need of each other (or why that cannot be followed),
-        and what the model would be told about the batch.
-        """
-        from towerman.explain import Seen
-
-        calls = batch.calls
-        size = len(calls)
-        try:
-            needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
-        except PlanRefused as refused:
-            return [Seen(call, self._known(call)) for call in calls], refused, None
-        most = self.most(size, planned=needs is not None)
-        seen = [self._seen(run, batch, index) for index in range(most)]
-        for index in range(most, size):
-            capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))
-            seen.append(Seen(calls[index], self._known(calls[index]), refusal=capped))
-        return seen, needs, sealing.notice(most, size) if most < size else None
-
-    def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
-        from towerman.explain import Seen
-
-        call = batch.calls[index]
-        found = self.check(run, batch, index)
-        if isinstance(found, Refusal):
-            return Seen(call, self._known(call), refusal=(found.code, found.message))
-        want = found[0]
-        touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
-        touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
-        likeness = want.likeness(call, found[1])
-        return Seen(
-            call,
-            want.tool,
-            tuple(dict.fromkeys(touches)),
-            cast("Wants[Lot[int]]", want),
-            likeness=likeness,
-            merged=likeness is not None and want.of.policy.merge is not None,
-        )
-
-    def tool_of(self, call: Call) -> Tool | None:
-        """The tool that a call names, if there is one."""
-        return self.tools.get(_name(call.tool))
-
-    def _known(self, call: Call) -> str:
-        """The name under which a call is recorded."""
-        tool = self.tool_of(call)
-        return UNKNOWN_TOOL if tool is None else tool.name
-
-    def _unknown(self, run: RunState, name: str) -> str:
-        known = [one for one in self.tools if run.may_call is None or run.may_call(one)]
-        near = near_names(name, known)
-        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-        return f"There is no tool of this name.{hint}"
-
-    def _hint(self, tool: Tool) -> None:
-        """Say once, with its first call, that a tool's declaration is missing."""
-        if not tool.policy.declares_access and tool.name not in self.hinted:
-            self.hinted.add(tool.name)
-            _log.info(
-                "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
-                tool.name,
-                _UNDECLARED[tool.kind],
-            )
-
-    def want(self, base: Want, run: RunState, accesses: tuple[Access, ...]) -> Want:
-        """The base with the holds that these accesses need."""
-        return base.with_holds(accesses, *self.holds(run.number, base.kind, accesses))
-
-    def nested_want(self, want: Want, parent: Job) -> Want:
-        """The same for a nested call, which has wants of its own, since each borrows for itself."""
-        nested = want.with_holds(want.accesses, want.holds, want.labels)
-        nested.pools = (*want.pools[:0], *want.pools)  # another tuple: the gate takes equal ones for one tool's calls
-        nested.loan = parent.entry.loan
-        nested.borrowed = []
-        return nested
-
-    def holds(self, run: int, kind: str, accesses: tuple[Access, ...]) -> tuple[tuple[Hold, ...], Mapping[str, str]]:
-        """Flat locks of a call: its resources, and the roots at which tools without resources exclude others."""
-        holds: tuple[Hold, ...] = ()
-        labels: Mapping[str, str] = {}
-        if accesses:
-            holds, labels = flat_holds(accesses, subtrees=self.any_subtree)
-        if kind == "independent":
-            return holds, labels
-        roots: tuple[Hold, ...] = ()
-        names: dict[str, str] = {}
-        if self.any_ordered:
-            key = f"{ROOT}run:{run}"
-            roots = ((key, X if kind == "ordered" else IX),)
-            names[key] = _ORDER_OF_RUN
-        if self.any_exclusive:
-            roots = ((f"{ROOT}process", X if kind == "exclusive" else IX), *roots)
-            names[f"{ROOT}process"] = _ORDER_OF_PROCESS
-        if not roots:
-            return holds, labels
-        return roots + holds, {**labels, **names}
-
-    def add_tool(self, tool: Tool) -> None:
-        """Register a tool; locks that it makes necessary are taken for all that is in flight."""
-        with self.lock:
-            self.put_tool(tool)
-
-    def put_tool(self, tool: Tool) -> None:
-        """The same, under the lock."""
-        self.tools[tool.name] = tool
-        self.any_joined = self.any_joined or tool.joins
-        ordered = self.any_ordered or tool.kind == "ordered"
-        exclusive = self.any_exclusive or tool.kind == "exclusive"
-        subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
-        if (ordered, exclusive, subtree) != (self.any_ordered, self.any_exclusive, self.any_subtree):
-            self.any_ordered, self.any_exclusive, self.any_subtree = ordered, exclusive, subtree
-            self.gate.expand(self._widen)
-
-    def widen(self, run: RunState) -> None:
-        """The same for what is prepared and not yet offered."""
-        for name, base in list(run.bases.items()):
-            wider = self._widen(base)
-            if wider is not base:
-                run.bases[name] = wider
-        for work in run.works:
-            work.wants = [want and self._widen(want) for want in work.wants]
-
-    def _widen(self, want: Wants[Lot[Owner]]) -> Want:
-        assert isinstance(want, Want)
-        holds, labels = self.holds(want.run, want.kind, want.accesses)
-        if holds == want.holds:
-            return want
-        wider = want.with_holds(want.accesses, holds, labels)
-        wider.shared = want.shared
-        return wider
-
-    def learn(self, tool: str, ran: float) -> None:
-        """A call of this tool has answered after so many seconds."""
-        count, mean = self.means.get(tool, (0, 0.0))
-        count += 1
-        self.means[tool] = count, mean + (ran - mean) / count
-
-    def estimates(self, tools: Sequence[Tool | None]) -> list[float] | None:
-        """How long each call may take: its tool's mean so far, or the mean of the others. None: nothing is known."""
-        means = self.means
-        known = [means[tool.name][1] for tool in tools if tool is not None and tool.name in means]
-        if not known:
-            return None
-        usual = sum(known) / len(known)
-        return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
-
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """The orphans; under the lock."""
-        now = self.now()
-        found = []
-        for entry in self.gate.orphans():
-            work, index = entry.owner
-            result, tool = work.results[index], work.tools[index]
-            if result is not None and tool is not None:
-                ran = result.ran + now - work.sealed_at[index]
-                call_id = str(work.calls[index].id)[:ID_CHARACTERS]
-                found.append(Leftover(work.run.run_id, work.number, index, call_id, tool.name, ran))
-        return tuple(found)
-
-    def count(self, outcome: Outcome, code: Code) -> None:
-        """One more sealed result without an ordinary answer."""
-        with self.lock:  # several loops count
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
-            self.codes[code] = self.codes.get(code, 0) + 1
-
-
-def pool_key(name: str, scope: str, run: RunState) -> str:
-    """The ledger's key of a named pool, for a run."""
-    if scope == "process":
-        return f"pool:{name}"
-    if scope == "run":
-        return f"pool:{name}@run:{run.number}"
-    return f"pool:{name}@tenant:{run.tenant or ''}"
-
-
-def _name(given: object) -> str:
-    """A tool name as it came; what is no text names no tool."""
-    return given if isinstance(given, str) else ""

@@ -17,9 +17,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Final
 
 from towerman import sealing
+from towerman.core import Refusal
 from towerman.plan import Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
-from towerman.work import Refusal, Want, Work
+from towerman.work import Want, Work
 
 SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""

@@ -21,11 +21,12 @@ from typing import Final, cast
 from towerman import sealing
 from towerman.bounds import Encoded, EncodingError, encode, fit_batch, recut
 from towerman.calls import Applied, Outcome, Result, Retryable, make_result, with_content
+from towerman.core import Core
 from towerman.errors import Code, ToolError
 from towerman.leftovers import DeadLetter
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Kind
-from towerman.work import NOT_STARTED, Core, Job, Work
+from towerman.work import NOT_STARTED, Job, Work
 
 _APPLIED: Final = ("no", "yes", "unknown")
 

@@ -15,10 +15,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
-from towerman.runner.shell import Shell, gather
+from towerman.core import Core
+from towerman.runner.offering import gather
+from towerman.runner.shell import Shell
 from towerman.runner.stalls import Stalls
 from towerman.threads import Port, Ticket
-from towerman.work import Core, RunState, Slot
+from towerman.work import RunState, Slot
 
 LOOK_SECONDS: Final = 0.005
 """How often a thread that ends a tower looks whether calls have ended."""

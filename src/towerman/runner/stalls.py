@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from towerman.clock import RealClock
+from towerman.core import Core
 from towerman.runner.shell import Pulse, Shell
-from towerman.work import CALLER, NOT_STARTED, Core, Job
+from towerman.work import CALLER, NOT_STARTED, Job
 
 BEAT: Final = 0.05
 """Seconds from one look to the next."""

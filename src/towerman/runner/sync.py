@@ -17,9 +17,10 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Final, TypeVar, cast
 
+from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.runner.shell import Shell
-from towerman.work import CALLER, Core
+from towerman.work import CALLER
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast, overload
 
 from towerman.changes import AtWork, Changes, same, too_wide, tool_changes, touches_the_same, tower_changes
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
+from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.gate import GRANTED
 from towerman.limits import Limits
@@ -36,7 +37,7 @@ from towerman.policy import (
     shown,
 )
 from towerman.tools import Tool, compile_tool, name_of_tool
-from towerman.work import Context, Core, RunState
+from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
     from towerman.follow import Follower, Taken

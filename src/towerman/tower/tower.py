@@ -23,6 +23,7 @@ from weakref import WeakSet
 
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
+from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
@@ -50,7 +51,7 @@ from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
 from towerman.tower.statistics import PoolStatistics, Statistics
 from towerman.trace import Event, Observer
-from towerman.work import BatchResult, Core, RunState, Work
+from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.check import CheckReport
