@@ -18,6 +18,7 @@ does not wait.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import selectors
 import threading
@@ -169,12 +170,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
     def who_waits(self) -> str:
-        """Every task and what it stands at, a line each."""
+        """Every task and where it stands, from its own coroutine to the innermost that it awaits; a line each."""
         told = []
         for task in asyncio.all_tasks(self):
-            stack = task.get_stack(limit=1)
-            where = f"{stack[0].f_code.co_qualname}:{stack[0].f_lineno}" if stack else "nowhere"
-            told.append(f"  {task.get_name()} at {where}")
+            where = []
+            awaited: object = task.get_coro()
+            while inspect.iscoroutine(awaited):
+                line = f":{awaited.cr_frame.f_lineno}" if awaited.cr_frame is not None else ""
+                where.append(f"{awaited.__qualname__}{line}")
+                awaited = awaited.cr_await
+            told.append(f"  {task.get_name()} at {' > '.join(where)}")
         return "\n".join(sorted(told)) or "  no task at all"
 
     # ---------------------------------------------------------------- steps
@@ -335,6 +340,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self.run_until_complete(self.shutdown_default_executor())
         except BaseException:
             if not failed:
+                failed = True
                 raise
         finally:
             if failed:
@@ -460,9 +466,8 @@ class VirtualDoor(SyncDoor):
             return super().run(what, make)  # which refuses it
         caller = CALLER.get()
         if caller is not None and not caller.ended and caller.work.shell.core is self._core:
-            loop = cast(Shell, caller.work.shell).loop
-            if isinstance(loop, VirtualLoop) and loop.is_running():
-                return super().run(what, lambda: loop.instead(make()))
+            loop = cast(VirtualLoop, cast(Shell, caller.work.shell).loop)  # no other serves a tower in a rehearsal
+            return super().run(what, lambda: loop.instead(make()))
         return cast(T, self._run(make()))
 
 

@@ -154,13 +154,15 @@ class Script:
             self._held.append(held)
             try:
                 await held
-                break
             except asyncio.CancelledError:
                 if not self._stubborn:
                     raise
             finally:
-                if held in self._held:
+                still = held in self._held
+                if still:
                     self._held.remove(held)
+            if not still:
+                break
         value = self._end(keywords)
         return await value if inspect.isawaitable(value) else value
 
@@ -375,12 +377,12 @@ class Rehearsal:
 
     def story(self) -> str:
         """What was seen so far, a line a visit, for people."""
-        told = [
-            f"{visit.started:10.3f} {'' if visit.ended is None else format(visit.ended, '.3f'):>10}  "
-            f"{visit.outcome:9}  {visit.tool}  (run {visit.run_id}, call {visit.index})"
-            for visit in self.visits
-        ]
-        return "\n".join([f"{'began':>10} {'ended':>10}  {'':9}  handler", *told])
+        rows = [f"{'began':>9} {'ended':>9}  {'outcome':9}  handler"]
+        for visit in self.visits:
+            ended = "" if visit.ended is None else f"{visit.ended:.3f}"
+            where = f"run {visit.run_id}, call {visit.index}"
+            rows.append(f"{visit.started:9.3f} {ended:>9}  {visit.outcome:9}  {visit.tool} ({where})")
+        return "\n".join(rows)
 
     # ---------------------------------------------------------------- on and off
 
@@ -391,7 +393,7 @@ class Rehearsal:
         seen = tower.statistics()
         if seen.runs or seen.running or seen.waiting or seen.behind or seen.orphans:
             raise PolicyError(f"Rehearsal: {tower!r} is not at rest; leave its runs first")
-        before = self._before = dict(vars(tower))
+        self._before = dict(vars(tower))
         old = tower._core
         core = tower._core = Core(tower.options, Gate(Ledger()), self._clock)
         core.emit = old.emit
@@ -412,7 +414,6 @@ class Rehearsal:
         core.workers = CountedWorkers("towerman-rehearsal")
         tower._door = VirtualDoor(core, self.run)
         tower._made = VirtualShells(core)
-        assert before is not None
         return self
 
     def __exit__(
