@@ -4,7 +4,8 @@ How a page is read. Its blocks run from top to bottom in one namespace, in a fol
 
 - ```python            is executed; an ```output block right after it is what it printed, to the character.
 - ```python title="x"  is written to the file x instead (so is ```json or ```toml with a title).
-- ```console           each line `$ towerman ...` is run; it must succeed, unless `$ echo $?` and a number follow.
+- ```console           each line `$ towerman ...` or `$ pytest ...` is run; it must succeed, unless `$ echo $?` and a
+                       number follow.
                        Each `$ make ...` must name a target that there is.
 - a python block that cannot run stands behind `<!-- no-run: the reason -->`.
 """
@@ -94,7 +95,7 @@ def run_page(page: Path, folder: Path) -> None:
 
 
 def run_console(block: Block, where: str, folder: Path) -> None:
-    """Run the `towerman` lines of a console block; the exit status is the one that the page shows, else 0."""
+    """Run the `towerman` and `pytest` lines of a console block; the exit status is what the page shows, else 0."""
     rows = block.body.splitlines()
     commands = [(number, row[2:]) for number, row in enumerate(rows) if row.startswith("$ ")]
     for (number, command), (_, following) in zip(commands, [*commands[1:], (0, "")], strict=True):
@@ -103,10 +104,10 @@ def run_console(block: Block, where: str, folder: Path) -> None:
             targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
             assert set(named) <= set(targets), f"{where}: no such target: {command}"
-        elif words[0] == "towerman":
+        elif words[0] in ("towerman", "pytest"):
             expected = int(rows[number + rows[number:].index("$ echo $?") + 1]) if following == "echo $?" else 0
             done = subprocess.run(
-                [sys.executable, "-m", "towerman", *words[1:]],
+                [sys.executable, "-m", *words],
                 cwd=folder,
                 env={**os.environ, "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
@@ -115,7 +116,9 @@ def run_console(block: Block, where: str, folder: Path) -> None:
                 check=False,
                 timeout=120,
             )
-            assert done.returncode == expected, f"{where}: {command}: exit {done.returncode}\n{done.stderr}"
+            assert done.returncode == expected, (
+                f"{where}: {command}: exit {done.returncode}\n{done.stderr or done.stdout}"
+            )
 
 
 @pytest.fixture
@@ -150,6 +153,10 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
         ("<!-- no-run: lazy -->\n```python\n1 / 0\n```\n", "ZeroDivisionError"),
         ("```console\n$ make nothing\n```\n", "no such target"),
         ("```console\n$ towerman no-such-command\n```\n", "exit 2"),
+        (
+            '```python title="test_a.py"\ndef test_a():\n    assert 0\n```\n\n```console\n$ pytest test_a.py\n```\n',
+            "exit 1",
+        ),
     ],
 )
 def test_a_page_that_is_not_true_is_caught(folder: Path, text: str, complaint: str) -> None:
