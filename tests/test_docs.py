@@ -12,8 +12,11 @@ How a page is read. Its blocks run from top to bottom in one namespace, in a fol
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -27,7 +30,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_layers
 from conftest import ROOT
+
+import towerman
+import towerman.testing
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -253,6 +260,77 @@ def test_numbers_are_read_from_names_and_docstrings() -> None:
     held = {("R", 4): ["tests/test_a.py::test_b"], ("G", 2): ["tests/test_a.py::test_b"]}
     assert "| R-04 | `tests/test_a.py::test_b` |" in tool.tables(held)
     assert "| G2 | `tests/test_a.py::test_b` |" in tool.tables(held)
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+def test_every_public_name_is_on_the_reference(module: ModuleType) -> None:
+    """The reference has each public name: as a directive that shows its docstring, or told in a sentence."""
+    shown = set(re.findall(r"^::: ([\w.]+)$", REFERENCE, re.MULTILINE)) | set(
+        re.findall(r"`(towerman[\w.]*)`", REFERENCE)
+    )
+    assert [name for name in module.__all__ if f"{module.__name__}.{name}" not in shown] == []
+
+
+@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+def test_public_docstrings_tell_their_arguments(module: ModuleType) -> None:
+    """Each public class, method and function has a docstring; one that takes arguments says what each of them is."""
+    silent = []
+    for name in module.__all__:
+        shown = getattr(module, name)
+        if not (inspect.isclass(shown) or inspect.isfunction(shown)):
+            continue
+        members = [(name, shown)]
+        foreign = inspect.isclass(shown) and issubclass(shown, asyncio.AbstractEventLoop)  # its interface is asyncio's
+        if inspect.isclass(shown) and not foreign:
+            public = [(key, value) for key, value in vars(shown).items() if not key.startswith("_")]
+            members += [(f"{name}.{key}", getattr(value, "__func__", value)) for key, value in public]
+        for path, member in members:
+            told = inspect.getdoc(member)
+            if isinstance(member, property) or inspect.isclass(member):
+                silent += [] if told else [path]
+            elif inspect.isfunction(member):
+                arguments = [key for key in inspect.signature(member).parameters if key != "self"]
+                silent += [f"{path}: {key}" for key in arguments if not re.search(rf"\b{key}: ", told or "")]
+                silent += [] if told else [path]
+    assert silent == []
+
+
+def test_every_code_in_use_is_in_the_table() -> None:
+    """R-106: a code that a result can have is explained on the reference; what is explained is a code."""
+    words = {
+        node.value
+        for path in (ROOT / "src" / "towerman").rglob("*.py")
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    table = REFERENCE.partition("## Codes")[2].partition("\n## ")[0]
+    told = {code for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", row)}
+    assert told == words & towerman.CODES
+
+
+def test_the_pages_name_the_rooms_in_their_order() -> None:
+    """The design page and CONTRIBUTING list the rooms of the layer contract, in its order."""
+    rooms = [room for row in test_layers.ROWS for room in row]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = contributing.partition("A room imports only rooms above it:")[2].partition("\n\n- ")[0]
+    assert re.findall(r"`(\w+)`", listed) == rooms
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## The rooms")[2]
+    cells = re.findall(r"^\| (`.+?) \|", design, re.MULTILINE)
+    assert [room for cell in cells for room in re.findall(r"`(\w+)`", cell)] == rooms
+    beside = {*test_layers.SIDES, *test_layers.DOORS} - {"__init__", "__main__"}
+    for text in (contributing, design):
+        assert beside <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_every_page_is_in_the_menu() -> None:
+    """A newcomer finds each page: the menu names every file, once."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:\n")[2].partition("\n\n")[0]
+    named = re.findall(r": ([\w-]+\.md)$", menu, re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("name", ["bfcl_parallel", "bfcl_multi_turn_func_doc/math_api.json"])

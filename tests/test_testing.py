@@ -698,6 +698,18 @@ def test_time_jumps() -> None:
     assert seen == [(0.1, "a"), (86_400, "b"), (86_400, "c")]
 
 
+def test_a_virtual_clock_goes_forward_only() -> None:
+    """It stands at exactly the instant that it was set to, and refuses to go back."""
+    clock = VirtualClock(0.1)
+    assert clock.advance(0.2) == clock.now()
+    assert clock.set(12.3) == clock.now() == 12.3
+    with pytest.raises(ValueError, match="cannot go back"):
+        clock.set(12.2)
+    with pytest.raises(ValueError, match="cannot go back"):
+        clock.advance(-1)
+    assert clock.now() == 12.3
+
+
 def test_what_can_never_end_is_told() -> None:
     """G12: where nothing can go on, the test fails at once and is told who waits and what was seen; it never hangs."""
     tower = desk()

@@ -139,6 +139,9 @@ class Statistics:
 class Run:
     """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
 
+    It takes batches one after another or at the same time, from any loop. All of them share its limits, deadline and
+    permissions.
+
     Attributes:
         run_id: its id.
         last_batch: what the last finished batch came to, also when the caller was cancelled; None before the first.
@@ -264,7 +267,12 @@ class Run:
         self._tower._shells.cancel(self._state, reason, call_id, index)
 
     async def aclose(self) -> None:
-        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds)."""
+        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds).
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled. The batches of this loop were sealed first and the run is
+                closed all the same.
+        """
         state = self._state
         if state.number not in self._tower._runs:
             return
@@ -501,7 +509,9 @@ class Tower:
         directly is a plain call, not admitted.
 
         Args:
-            function: coroutine function, or plain function, which runs on a worker thread.
+            functions: the one function, when it is used bare: a coroutine function, or a plain function, which runs on
+                a worker thread.
+            options: given by name, as follows.
             name: default: the function's name.
             description: default: the docstring's text.
             schema: JSON schema of the arguments; default: from the signature. With one, the handler gets keywords.
@@ -542,7 +552,15 @@ class Tower:
         return declare
 
     def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
-        """Declare a tool without decorating; the options are those of `tool`."""
+        """Declare a tool without decorating it.
+
+        Args:
+            function: coroutine function, or plain function, which runs on a worker thread.
+            options: those of `tool`.
+
+        Raises:
+            PolicyError: naming the tool, the option and the fix; also for a name that is taken.
+        """
         core = self._core
         tool = self._compiled(name_of_tool(function, options), function, options, self._rules)
         if tool.name in core.tools:
@@ -716,7 +734,24 @@ class Tower:
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
-        """Answer one batch in a run of its own: `Run.execute` with the options of `run`."""
+        """Answer one batch in a run of its own: one result a call, in emitted order, whatever happens.
+
+        Args:
+            calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            format: the form it has; None: found out.
+            on_result: sees each result as it is sealed.
+            run_options: those of `run`.
+
+        Returns:
+            The results. No calls: an empty batch.
+
+        Raises:
+            InputError: it is no batch of calls in any known form; nothing was run.
+            PolicyError: an option that is wrong; nothing was run.
+            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
+                tower's `grace`; who wants its results then opens a run and looks at `Run.last_batch`.
+            KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
+        """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, on_result=on_result)
 
@@ -728,7 +763,18 @@ class Tower:
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
-        """One batch in a run of its own, for code without an event loop: `Run.execute_sync`."""
+        """`execute` for code without an event loop: waits in this thread until every call has its result.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            on_result: sees each result as it is sealed, on the loop's thread.
+            run_options: those of `run`.
+
+        Raises:
+            PolicyError: an event loop runs in this thread: await `execute` there.
+            KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
+        """
         return self._sync.run(
             "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
         )
@@ -781,7 +827,10 @@ class Tower:
         """Let an observer see nothing more, once it has seen all events so far.
 
         The wait lasts at most `grace` seconds; what it has not seen by then is dropped and counted. An observer that
-        removes itself sees nothing more at once. One that is not known is ignored.
+        removes itself sees nothing more at once.
+
+        Args:
+            observer: one that was added; one that is not known is ignored.
         """
         self._courier.remove(observer, self.options.grace)
         with self._core.lock:
@@ -842,8 +891,14 @@ class Tower:
     async def aclose(self, grace: float | None = None) -> None:
         """End the tower: runs are closed, what is at work is cancelled, observers are served to the end.
 
+        What comes later is answered `run_closed`. Work that cannot be stopped goes on and holds what it holds.
+
         Args:
             grace: seconds to wait for the observers; default: the tower's `grace`.
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled. Every run is closed all the same; observers may not have been
+                served to the end, which closing it once more makes good.
         """
         self._closed = True
         states = list(self._runs.values())
@@ -866,7 +921,10 @@ class Tower:
             self._core.made_processes.close()
 
     def close(self) -> None:
-        """End the tower from a program without a loop: nothing new is taken, observers are served to the end."""
+        """End the tower from a program without a loop: nothing new is taken, observers are served to the end.
+
+        What is at work is not told to stop; that takes a loop (`aclose`). Waits for observers at most `grace` seconds.
+        """
         self._closed = True
         for state in list(self._runs.values()):
             state.closed = state.closed or "the tower is closed"

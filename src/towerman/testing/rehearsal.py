@@ -73,12 +73,21 @@ class Visit:
 
 
 def overlapped(one: Visit, other: Visit) -> bool:
-    """Were both at work at some time? One that began at the instant at which the other ended did not overlap it."""
+    """Were both at work at some time? One that began at the instant at which the other ended did not overlap it.
+
+    Args:
+        one: a visit.
+        other: another visit; one that has not ended goes on.
+    """
     return one.started < _end(other) and other.started < _end(one)
 
 
 def peak(visits: Iterable[Visit]) -> int:
-    """The most of these that were at work at once; as with `overlapped`, an end comes before a beginning."""
+    """The most of these that were at work at once; at one instant an end comes before a beginning.
+
+    Args:
+        visits: which to look at.
+    """
     steps = [
         step for visit in visits for step in ((visit.started, 1), (_end(visit), -1)) if visit.started < _end(visit)
     ]
@@ -340,7 +349,14 @@ class Rehearsal:
         await running().idle()
 
     def rest(self, seconds: float) -> None:
-        """In a plain function on a thread, such as a script's `do`: let so many virtual seconds pass."""
+        """Let virtual time pass, in a plain function on a thread, such as a script's `do`.
+
+        Args:
+            seconds: how much.
+
+        Raises:
+            PolicyError: this code belongs to no call.
+        """
         caller = CALLER.get()
         if caller is None:
             raise PolicyError("Rehearsal.rest: for handlers on a thread; elsewhere say `await asyncio.sleep(...)`")
@@ -372,7 +388,14 @@ class Rehearsal:
         return [visit for visit in self.visits if any(fnmatchcase(visit.tool, pattern) for pattern in patterns)]
 
     def peak(self, *patterns: str) -> int:
-        """The most handlers that were at work at once, of some tools; without patterns, of all."""
+        """The most handlers that were at work at once.
+
+        Args:
+            patterns: names or patterns of tools; none: all of them.
+
+        Raises:
+            PolicyError: a pattern that fits no tool.
+        """
         return peak(self.of(*patterns) if patterns else self.visits)
 
     def story(self) -> str:
