@@ -897,8 +897,8 @@ class Tower:
             grace: seconds to wait for the observers; default: the tower's `grace`.
 
         Raises:
-            asyncio.CancelledError: the caller was cancelled. Every run is closed all the same; observers may not have been
-                served to the end, which closing it once more makes good.
+            asyncio.CancelledError: the caller was cancelled. Every run is closed all the same; observers may not have
+                been served to the end, which closing it once more makes good.
         """
         self._closed = True
         states = list(self._runs.values())
