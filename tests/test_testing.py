@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -440,6 +441,15 @@ def test_a_mistake_in_a_test_is_told(use: Callable[[Tower], object], told: str) 
     assert told in str(caught.value)
 
 
+def test_a_rest_on_the_loop_is_refused() -> None:
+    """`rest` on the loop's own thread would stop time itself: told, not hung."""
+    tower = desk()
+    with Rehearsal(tower) as rehearsal:
+        rehearsal.script("search", do=lambda ctx, text: rehearsal.rest(1))
+        failed = rehearsal.execute([Call("search", {})])[0]
+        assert "await asyncio.sleep" in str(failed.exception)
+
+
 def test_a_rehearsal_needs_a_tower_at_rest() -> None:
     """A tower with open runs, or in a rehearsal already, is not rehearsed; nothing of it is changed."""
     tower = desk()
@@ -595,7 +605,7 @@ def test_another_process_is_waited_for() -> None:
     """An executor of processes cannot be told to take turns; time waits for it all the same."""
 
     async def main() -> int:
-        with ProcessPoolExecutor(1) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             async with asyncio.timeout(0.5):
                 return await running().run_in_executor(pool, compute, 4)
 

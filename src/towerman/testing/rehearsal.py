@@ -355,10 +355,10 @@ class Rehearsal:
             seconds: how much.
 
         Raises:
-            PolicyError: this code belongs to no call.
+            PolicyError: this code belongs to no call, or an event loop runs in this thread and would stand still.
         """
         caller = CALLER.get()
-        if caller is None:
+        if caller is None or asyncio._get_running_loop() is not None:
             raise PolicyError("Rehearsal.rest: for handlers on a thread; elsewhere say `await asyncio.sleep(...)`")
         rest(_loop_of(caller), seconds)
 
