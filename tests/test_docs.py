@@ -4,15 +4,19 @@ How a page is read. Its blocks run from top to bottom in one namespace, in a fol
 
 - ```python            is executed; an ```output block right after it is what it printed, to the character.
 - ```python title="x"  is written to the file x instead (so is ```json or ```toml with a title).
-- ```console           each line `$ towerman ...` is run; it must succeed, unless `$ echo $?` and a number follow.
+- ```console           each line `$ towerman ...` or `$ pytest ...` is run; it must succeed, unless `$ echo $?` and a
+                       number follow.
                        Each `$ make ...` must name a target that there is.
 - a python block that cannot run stands behind `<!-- no-run: the reason -->`.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import importlib.util
+import inspect
 import io
 import json
 import os
@@ -26,7 +30,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import test_layers
 from conftest import ROOT
+
+import towerman
+import towerman.testing
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
@@ -94,7 +102,7 @@ def run_page(page: Path, folder: Path) -> None:
 
 
 def run_console(block: Block, where: str, folder: Path) -> None:
-    """Run the `towerman` lines of a console block; the exit status is the one that the page shows, else 0."""
+    """Run the `towerman` and `pytest` lines of a console block; the exit status is what the page shows, else 0."""
     rows = block.body.splitlines()
     commands = [(number, row[2:]) for number, row in enumerate(rows) if row.startswith("$ ")]
     for (number, command), (_, following) in zip(commands, [*commands[1:], (0, "")], strict=True):
@@ -103,10 +111,10 @@ def run_console(block: Block, where: str, folder: Path) -> None:
             targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
             named = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
             assert set(named) <= set(targets), f"{where}: no such target: {command}"
-        elif words[0] == "towerman":
+        elif words[0] in ("towerman", "pytest"):
             expected = int(rows[number + rows[number:].index("$ echo $?") + 1]) if following == "echo $?" else 0
             done = subprocess.run(
-                [sys.executable, "-m", "towerman", *words[1:]],
+                [sys.executable, "-m", *words],
                 cwd=folder,
                 env={**os.environ, "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
@@ -115,7 +123,9 @@ def run_console(block: Block, where: str, folder: Path) -> None:
                 check=False,
                 timeout=120,
             )
-            assert done.returncode == expected, f"{where}: {command}: exit {done.returncode}\n{done.stderr}"
+            assert done.returncode == expected, (
+                f"{where}: {command}: exit {done.returncode}\n{done.stderr or done.stdout}"
+            )
 
 
 @pytest.fixture
@@ -150,6 +160,10 @@ def test_the_examples_of_a_page_run(page: Path, folder: Path) -> None:
         ("<!-- no-run: lazy -->\n```python\n1 / 0\n```\n", "ZeroDivisionError"),
         ("```console\n$ make nothing\n```\n", "no such target"),
         ("```console\n$ towerman no-such-command\n```\n", "exit 2"),
+        (
+            '```python title="test_a.py"\ndef test_a():\n    assert 0\n```\n\n```console\n$ pytest test_a.py\n```\n',
+            "exit 1",
+        ),
     ],
 )
 def test_a_page_that_is_not_true_is_caught(folder: Path, text: str, complaint: str) -> None:
@@ -246,6 +260,77 @@ def test_numbers_are_read_from_names_and_docstrings() -> None:
     held = {("R", 4): ["tests/test_a.py::test_b"], ("G", 2): ["tests/test_a.py::test_b"]}
     assert "| R-04 | `tests/test_a.py::test_b` |" in tool.tables(held)
     assert "| G2 | `tests/test_a.py::test_b` |" in tool.tables(held)
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+def test_every_public_name_is_on_the_reference(module: ModuleType) -> None:
+    """The reference has each public name: as a directive that shows its docstring, or told in a sentence."""
+    shown = set(re.findall(r"^::: ([\w.]+)$", REFERENCE, re.MULTILINE)) | set(
+        re.findall(r"`(towerman[\w.]*)`", REFERENCE)
+    )
+    assert [name for name in module.__all__ if f"{module.__name__}.{name}" not in shown] == []
+
+
+@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+def test_public_docstrings_tell_their_arguments(module: ModuleType) -> None:
+    """Each public class, method and function has a docstring; one that takes arguments says what each of them is."""
+    silent = []
+    for name in module.__all__:
+        shown = getattr(module, name)
+        if not (inspect.isclass(shown) or inspect.isfunction(shown)):
+            continue
+        members = [(name, shown)]
+        foreign = inspect.isclass(shown) and issubclass(shown, asyncio.AbstractEventLoop)  # its interface is asyncio's
+        if inspect.isclass(shown) and not foreign:
+            public = [(key, value) for key, value in vars(shown).items() if not key.startswith("_")]
+            members += [(f"{name}.{key}", getattr(value, "__func__", value)) for key, value in public]
+        for path, member in members:
+            told = inspect.getdoc(member)
+            if isinstance(member, property) or inspect.isclass(member):
+                silent += [] if told else [path]
+            elif inspect.isfunction(member):
+                arguments = [key for key in inspect.signature(member).parameters if key != "self"]
+                silent += [f"{path}: {key}" for key in arguments if not re.search(rf"\b{key}: ", told or "")]
+                silent += [] if told else [path]
+    assert silent == []
+
+
+def test_every_code_in_use_is_in_the_table() -> None:
+    """R-106: a code that a result can have is explained on the reference; what is explained is a code."""
+    words = {
+        node.value
+        for path in (ROOT / "src" / "towerman").rglob("*.py")
+        if path.name != "errors.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    table = REFERENCE.partition("## Codes")[2].partition("\n## ")[0]
+    told = {code for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for code in re.findall(r"`(\w+)`", row)}
+    assert told == words & towerman.CODES
+
+
+def test_the_pages_name_the_rooms_in_their_order() -> None:
+    """The design page and CONTRIBUTING list the rooms of the layer contract, in its order."""
+    rooms = [room for row in test_layers.ROWS for room in row]
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = contributing.partition("A room imports only rooms above it:")[2].partition("\n\n- ")[0]
+    assert re.findall(r"`(\w+)`", listed) == rooms
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("## The rooms")[2]
+    cells = re.findall(r"^\| (`.+?) \|", design, re.MULTILINE)
+    assert [room for cell in cells for room in re.findall(r"`(\w+)`", cell)] == rooms
+    beside = {*test_layers.SIDES, *test_layers.DOORS} - {"__init__", "__main__"}
+    for text in (contributing, design):
+        assert beside <= set(re.findall(r"`(\w+)`", text))
+
+
+def test_every_page_is_in_the_menu() -> None:
+    """A newcomer finds each page: the menu names every file, once."""
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:\n")[2].partition("\n\n")[0]
+    named = re.findall(r": ([\w-]+\.md)$", menu, re.MULTILINE)
+    assert sorted(named) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("name", ["bfcl_parallel", "bfcl_multi_turn_func_doc/math_api.json"])

@@ -2,7 +2,8 @@
 
 The table is the order of the rooms. A room imports only rooms above it, never a sibling of its own row; the pure
 ones neither wait, nor read time, nor know a third party, apart from those named here. The sides (adapters,
-observers) reach pure rooms only; the doors (command line, demo) may import anything, and nothing imports them.
+observers) reach pure rooms only; the doors (command line, demo, test kit) may import anything, and nothing imports
+them. The test kit is for programs of users: it knows no third party either.
 A file without a place in the table fails, so that a new room is placed on purpose.
 """
 
@@ -30,7 +31,7 @@ ROWS = [
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
 SIDES = {"adapters": ABOVE["timeline"], "observers": ABOVE["timeline"]}
 LAZY = {"work": {"adapters"}, "tower": {"adapters"}}  # inside functions only, or for the type checker
-DOORS = {"__init__", "__main__", "cli", "desk"}
+DOORS = {"__init__", "__main__", "cli", "desk", "testing"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.
 THIRD_PARTY = {"policy": {"pydantic"}, "arguments": {"griffe", "jsonschema_rs", "pydantic", "pydantic_core"}}
 
@@ -95,6 +96,8 @@ def violations(root: Path) -> list[str]:
                     found.append(f"{where}:{line}: {room} may not import {target}")
                 elif target in LAZY.get(room, ()) and not lazy:
                     found.append(f"{where}:{line}: {room} may import {target} inside functions only")
+            elif room == "testing" and top not in sys.stdlib_module_names:
+                found.append(f"{where}:{line}: {room} may not import the package {top}")
             elif room in DOORS:
                 continue
             elif top == "time" and room != "clock":
@@ -141,6 +144,8 @@ def test_every_import_follows_the_table() -> None:
         ("arguments.py", "import jsonschema_rs", "arguments may import jsonschema_rs inside functions only"),
         ("tower.py", "from towerman.adapters import openai", "tower may import adapters inside functions only"),
         ("tower.py", "def f():\n    from towerman import cli", "tower may not import cli"),
+        ("tower.py", "def f():\n    from towerman.testing import x", "tower may not import testing"),
+        ("testing/loops.py", "def f():\n    import pytest", "testing may not import the package pytest"),
         ("utils.py", "", "utils.py: has no place in the table"),
     ],
 )
@@ -169,6 +174,7 @@ def test_what_the_table_allows_is_let_through(tmp_path: Path) -> None:
         "tower.py": "from towerman.runner import x\ndef f():\n    from towerman.adapters import openai",
         "adapters/__init__.py": "",
         "adapters/openai.py": "import json\nfrom towerman.adapters.common import x\nfrom towerman.calls import Call",
+        "testing/loops.py": "import asyncio, time\nfrom towerman.tower import Tower",
         "cli/__init__.py": "import time, typer\nfrom towerman import Tower\nfrom towerman.tower import Run",
     }.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -187,8 +193,9 @@ def test_a_circle_is_caught(tmp_path: Path, body: str) -> None:
 
 
 def test_import_towerman_is_light() -> None:
-    """`import towerman` loads none of the packages that only one command, one provider or one schema needs."""
-    heavy = ["anthropic", "griffe", "jsonschema_rs", "openai", "opentelemetry", "rich", "typer"]
+    """`import towerman` loads none of the packages that only one command, one provider or one schema needs, nor
+    the test kit."""
+    heavy = ["anthropic", "griffe", "jsonschema_rs", "openai", "opentelemetry", "rich", "towerman.testing", "typer"]
     code = f"import sys, towerman; print(towerman.__file__, [name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"{PACKAGE / '__init__.py'} []"

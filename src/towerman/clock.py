@@ -49,15 +49,32 @@ class VirtualClock:
         return self._now
 
     def advance(self, seconds: float) -> float:
-        """Move forward by `seconds` (not negative) and return the new instant."""
+        """Move forward and return the new instant.
+
+        Args:
+            seconds: how far; not negative.
+
+        Raises:
+            ValueError: it is negative.
+        """
         if seconds < 0:
             raise ValueError(f"a clock cannot go back: advance({seconds})")
         self._now += seconds
         return self._now
 
     def set(self, instant: float) -> float:
-        """Move forward to `instant` and return it."""
-        return self.advance(instant - self._now)
+        """Move forward to an instant and return it.
+
+        Args:
+            instant: in seconds; not before the present one.
+
+        Raises:
+            ValueError: it is past.
+        """
+        if instant < self._now:
+            raise ValueError(f"a clock cannot go back: set({instant}) at {self._now}")
+        self._now = float(instant)  # exactly: now + (instant - now) may be another number
+        return self._now
 
 
 def wall_time() -> float:

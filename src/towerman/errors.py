@@ -57,6 +57,7 @@ Code = Literal[
 """Why a call has no ordinary answer."""
 
 CODES: Final[frozenset[str]] = frozenset(get_args(Code))
+"""Every code, also those that this version does not use."""
 
 
 class TowermanError(Exception):

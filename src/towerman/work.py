@@ -425,6 +425,12 @@ class BatchResult(Sequence[Result]):
 
         Args:
             format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+
+        Returns:
+            One message a call for OpenAI, one message for all of them for Anthropic, one record a call for "towerman".
+
+        Raises:
+            PolicyError: no such format.
         """
         from towerman import adapters
 
@@ -437,6 +443,12 @@ class BatchResult(Sequence[Result]):
 
         Args:
             format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+
+        Returns:
+            Messages as plain data. No calls: what the assistant message alone comes to.
+
+        Raises:
+            PolicyError: no such format.
         """
         from towerman import adapters
 

@@ -150,7 +150,9 @@ class Declaring:
         directly is a plain call, not admitted.
 
         Args:
-            function: coroutine function, or plain function, which runs on a worker thread.
+            functions: the one function, when it is used bare: a coroutine function, or a plain function, which runs on
+                a worker thread.
+            options: given by name, as follows.
             name: default: the function's name.
             description: default: the docstring's text.
             schema: JSON schema of the arguments; default: from the signature. With one, the handler gets keywords.
@@ -198,7 +200,15 @@ class Declaring:
         return declare
 
     def add_tool(self, function: Callable[..., object], /, **options: object) -> None:
-        """Declare a tool without decorating; the options are those of `tool`."""
+        """Declare a tool without decorating it.
+
+        Args:
+            function: coroutine function, or plain function, which runs on a worker thread.
+            options: those of `tool`.
+
+        Raises:
+            PolicyError: naming the tool, the option and the fix; also for a name that is taken.
+        """
         core = self._core
         tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
         if tool.name in core.tools:

@@ -44,6 +44,9 @@ class Host(Protocol):
 class Run:
     """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
 
+    It takes batches one after another or at the same time, from any loop. All of them share its limits, deadline and
+    permissions.
+
     Attributes:
         run_id: its id.
         last_batch: what the last finished batch came to, also when the caller was cancelled; None before the first.
@@ -169,7 +172,12 @@ class Run:
         self._tower._shells.cancel(self._state, reason, call_id, index)
 
     async def aclose(self) -> None:
-        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds)."""
+        """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds).
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled. The batches of this loop were sealed first and the run is
+                closed all the same.
+        """
         state = self._state
         if state.number not in self._tower._runs:
             return

@@ -413,7 +413,24 @@ class Tower(Declaring):
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
-        """Answer one batch in a run of its own: `Run.execute` with the options of `run`."""
+        """Answer one batch in a run of its own: one result a call, in emitted order, whatever happens.
+
+        Args:
+            calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            format: the form it has; None: found out.
+            on_result: sees each result as it is sealed.
+            run_options: those of `run`.
+
+        Returns:
+            The results. No calls: an empty batch.
+
+        Raises:
+            InputError: it is no batch of calls in any known form; nothing was run.
+            PolicyError: an option that is wrong; nothing was run.
+            asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
+                tower's `grace`; who wants its results then opens a run and looks at `Run.last_batch`.
+            KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
+        """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, on_result=on_result)
 
@@ -425,7 +442,18 @@ class Tower(Declaring):
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
-        """One batch in a run of its own, for code without an event loop: `Run.execute_sync`."""
+        """`execute` for code without an event loop: waits in this thread until every call has its result.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            on_result: sees each result as it is sealed, on the loop's thread.
+            run_options: those of `run`.
+
+        Raises:
+            PolicyError: an event loop runs in this thread: await `execute` there.
+            KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
+        """
         return self._sync.run(
             "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
         )
@@ -469,7 +497,10 @@ class Tower(Declaring):
         """Let an observer see nothing more, once it has seen all events so far.
 
         The wait lasts at most `grace` seconds; what it has not seen by then is dropped and counted. An observer that
-        removes itself sees nothing more at once. One that is not known is ignored.
+        removes itself sees nothing more at once.
+
+        Args:
+            observer: one that was added; one that is not known is ignored.
         """
         self._courier.remove(observer, self.options.grace)
         with self._core.lock:
@@ -575,8 +606,8 @@ class Tower(Declaring):
     async def aclose(self, grace: float | None = None) -> CloseReport:
         """End the tower: nothing new is taken, what waits or runs is cancelled and sealed, observers are served.
 
-        Work that cannot be ended goes on, and holds what it holds, until it ends by itself; it is listed in what is
-        returned. A cancel ends the waiting and not the closing.
+        What comes later is answered `run_closed`. Work that cannot be ended goes on, and holds what it holds, until it
+        ends by itself; it is listed in what is returned.
 
         Args:
             grace: seconds that what is at work has for ending, handlers that clean up and threads that cannot be told
@@ -584,6 +615,10 @@ class Tower(Declaring):
 
         Returns:
             What was left.
+
+        Raises:
+            asyncio.CancelledError: the caller was cancelled. Every run is closed all the same; observers may not have
+                been served to the end, which closing it once more makes good.
         """
         grace = self.options.grace if grace is None else seconds("aclose: grace", grace, zero=True)
         core = self._core
