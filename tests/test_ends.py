@@ -14,10 +14,9 @@ from kit import Stage, codes, here, on_stage, until
 
 from towerman import Call, CloseReport, DeadLetter, Event, Leftover, ToolError, Tower
 from towerman.clock import VirtualClock
-from towerman.core import Core
+from towerman.core import MOST_LETTERS, Core
 from towerman.gate import Gate
 from towerman.ledger import Ledger
-from towerman.leftovers import MOST_LETTERS
 from towerman.policy import TowerPolicy
 from towerman.runner.stalls import BEAT, IDLE_LOOKS, STALL, Stalls, at_work
 

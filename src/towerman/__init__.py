@@ -3,17 +3,17 @@
 from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
-from towerman.changes import Change, Changes
 from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
-from towerman.leftovers import CloseReport, DeadLetter, Leftover
 from towerman.policy import Pool
 from towerman.tower import PoolStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
+    from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
+    from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
     from towerman.report import ObserveReport
 
@@ -54,9 +54,14 @@ __all__ = [
 
 
 _LATER = {
+    "Change": "changes",
+    "Changes": "changes",
     "CheckReport": "check",
+    "CloseReport": "leftovers",
+    "DeadLetter": "leftovers",
     "Explanation": "explain",
     "JsonlObserver": "observers",
+    "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
 }

@@ -11,14 +11,12 @@ Not here: running (runner), wording of results (sealing), what a batch would do 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from towerman import sealing
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
 from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, X
@@ -26,7 +24,6 @@ from towerman.clock import Clock, RealClock, VirtualClock
 from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.leftovers import MOST_LETTERS, DeadLetter, Leftover
 from towerman.plan import PlanRefused, resolve_needs
 from towerman.policy import TowerPolicy
 from towerman.threads import Workers
@@ -36,6 +33,7 @@ from towerman.work import Job, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
     from towerman.explain import Seen
+    from towerman.leftovers import DeadLetter, Leftover
     from towerman.processes import Processes
 
 _ORDER_OF_RUN: Final = "order of the run"
@@ -50,7 +48,8 @@ _UNDECLARED: Final = {
 _ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
 """What people are shown of a tool's calls that touch no resource of their own."""
 
-_log: Final = logging.getLogger("towerman")
+MOST_LETTERS: Final = 100
+"""Dead letters that a tower keeps; the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +285,7 @@ class Core:
         """A whole batch for an explanation: its calls, what they need of each other (or why that cannot be followed),
         and what the model would be told about the batch.
         """
+        from towerman import sealing
         from towerman.explain import Seen
 
         calls = batch.calls
@@ -339,8 +339,10 @@ class Core:
     def _hint(self, tool: Tool) -> None:
         """Say once, with its first call, that a tool's declaration is missing."""
         if not tool.policy.declares_access and tool.name not in self.hinted:
+            import logging
+
             self.hinted.add(tool.name)
-            _log.info(
+            logging.getLogger("towerman").info(
                 "tool %r declares no access, so %s; declare reads=, writes=, sequential=True or independent=True",
                 tool.name,
                 _UNDECLARED[tool.kind],
@@ -430,6 +432,8 @@ class Core:
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """The orphans; under the lock."""
+        from towerman.leftovers import Leftover
+
         now = self.now()
         found = []
         for entry in self.gate.orphans():

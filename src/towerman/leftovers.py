@@ -10,12 +10,8 @@ Not here: counting and holding of orphans (gate), their events (trace).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
 
 from towerman.calls import Applied
-
-MOST_LETTERS: Final = 100
-"""Dead letters that a tower keeps; the oldest goes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class Turns(Waiting[OwnerT]):
         if self.ledger.uneven and not all(pool.held <= pool.room(wants.priority) for pool, _ in wants.pools):
             return False  # more is held than those who wait now may have
         found: Lot[OwnerT] | None = None
-        for state in self.ledger.states(wants):
+        for state in self.ledger.states(wants) if wants.holds else wants.pool_states:
             if state.lot is not None:
                 if found is not None:
                     return False

@@ -192,8 +192,10 @@ class Waiting(Generic[OwnerT]):
         other.blocked_by = entry.blocked_by[-1:]
         other.rank = (rank[0], rank[1], rank[2], rank[3], other)
         entry.rank = None
-        heappush(line.bay.heap, other.rank)
-        line.bay.left()
+        bay = line.bay
+        heappush(bay.heap, other.rank)
+        if len(bay.heap) > SLACK:
+            bay.left()
         del line.parked[entry]
         line.parked[other] = None
         if self.notes is not None:

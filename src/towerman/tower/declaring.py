@@ -8,15 +8,13 @@ Not here: what options mean (policy, config), how limits change under calls at w
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast, overload
 
-from towerman.changes import AtWork, Changes, same, too_wide, tool_changes, touches_the_same, tower_changes
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.core import Core
 from towerman.errors import PolicyError
@@ -40,12 +38,11 @@ from towerman.tools import Tool, compile_tool, name_of_tool
 from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
+    from towerman.changes import Changes
     from towerman.follow import Follower, Taken
     from towerman.runner import Shells
 
 HandlerT = TypeVar("HandlerT", bound=Callable[..., object])
-
-_log: Final = logging.getLogger("towerman")
 
 
 class Layers(NamedTuple):
@@ -66,7 +63,12 @@ class Layers(NamedTuple):
 
 def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     """A followed file has changed."""
+    import logging
+
+    from towerman.changes import AtWork
     from towerman.follow import Taken
+
+    log = logging.getLogger("towerman")
 
     it = tower()
     if it is None or it._closed:
@@ -76,14 +78,14 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     except AtWork as later:
         if it._told_later != str(later):
             it._told_later = str(later)
-            _log.warning("%s: not taken yet: %s", path, later)
+            log.warning("%s: not taken yet: %s", path, later)
         return Taken.LATER
     except Exception as wrong:
-        _log.error("%s: not taken, what held before still holds: %s", path, wrong)
+        log.error("%s: not taken, what held before still holds: %s", path, wrong)
         return Taken.DONE
     it._told_later = ""
     for line in str(changes).splitlines():
-        _log.info("%s: %s", path, line)
+        log.info("%s: %s", path, line)
     return Taken.DONE
 
 
@@ -311,6 +313,8 @@ class Declaring:
         self, where: str, source: Source | None, given: Mapping[str, object], rules: Sequence[Rule]
     ) -> Changes:
         """Validate first, commit second."""
+        from towerman.changes import AtWork, Changes, same, too_wide, tool_changes, touches_the_same, tower_changes
+
         with self._changing:
             before = self._layers
             pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}

@@ -27,7 +27,6 @@ from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
-from towerman.leftovers import CloseReport, DeadLetter
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.leftovers import CloseReport, DeadLetter
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
     from towerman.watched import Watched
@@ -620,6 +620,8 @@ class Tower(Declaring):
             asyncio.CancelledError: the caller was cancelled. Every run is closed all the same; observers may not have
                 been served to the end, which closing it once more makes good.
         """
+        from towerman.leftovers import CloseReport
+
         grace = self.options.grace if grace is None else seconds("aclose: grace", grace, zero=True)
         core = self._core
         end = core.now() + grace
@@ -652,6 +654,8 @@ class Tower(Declaring):
         Args:
             grace: seconds for what is at work, and as many for the observers; default: the tower's `grace`.
         """
+        from towerman.leftovers import CloseReport
+
         grace = self.options.grace if grace is None else seconds("close: grace", grace, zero=True)
         core = self._core
         before = core.outcomes.get("cancelled", 0)
