@@ -291,7 +291,7 @@ def random_case(seed: int, calls: int) -> Case:
         limits=tuple(rng.choice([NEVER, NEVER, 1]) for _ in range(3)),
         together=rng.random() < 0.3,
         rows=rng.random() < 0.5,
-        sets=random_sets(rng, limits, flows),
+        sets=random_sets(rng, limits, 1 + max(one.flow for one in made)),
     )
 
 
