@@ -210,15 +210,18 @@ class Declaring:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.
         """
         core = self._core
-        tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
-        if tool.name in core.tools:
-            raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
-        self._declared[tool.name] = function, options
-        with core.lock:
-            self._limits.add_tool(tool)
-            core.put_tool(tool)
-        for state in list(self._runs.values()):
-            core.widen(state)
+        with self._changing:  # options that change meanwhile hold for this tool, too
+            tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
+            if tool.name in core.tools:
+                raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
+            self._declared[tool.name] = function, options
+            with core.lock:
+                generation = core.generation
+                self._limits.add_tool(tool)
+                core.put_tool(tool)
+                if generation != core.generation:
+                    for state in self._runs.values():
+                        state.bases.clear()
 
     def _compiled(
         self,
