@@ -344,6 +344,26 @@ def test_options_change_while_a_tool_is_declared(monkeypatch: pytest.MonkeyPatch
     assert tower._core.tools["late"].timeout == 7
 
 
+def test_r64_a_caller_is_given_a_limit_for_which_its_own_calls_wait(stage: Stage) -> None:
+    """R-64, S10: what a caller is counted in from now on it also lends from now on: its calls go on at once."""
+    tower = stage.tower(pools={"crm": 1})
+    worker(stage, tower, pools=["crm"])
+    worker(stage, tower, "other", pools=["crm"])
+
+    @tower.tool(independent=True)
+    async def outer(ctx: Context[None]) -> bool:
+        await asyncio.sleep(1)
+        return (await ctx.execute([Call("work", {})])).ok
+
+    async def main() -> None:
+        told = at(2, lambda: tower.configure(tools={"outer": {"pools": ["crm"]}}))
+        assert (await tower.execute([Call("other", {"seconds": 9}), Call("outer", {})])).ok
+        assert (told[0].granted, dict(told[0].over)) == (1, {"crm": 1})
+
+    stage.run(main())
+    assert starts(stage) == [2]
+
+
 @pytest.mark.parametrize("scope", ["process", "run", "tenant"])
 def test_r64_a_pool_that_a_tool_did_not_take_of(stage: Stage, scope: Any) -> None:
     """R-64, G3: a pool of any scope that a tool takes of from now on counts what of it is at work and waits."""

@@ -214,11 +214,9 @@ class Core:
             return known[1]
         if run.gone:  # its own limits may be gone, too, and nothing more of it starts
             return want
-        ledger = self.gate.ledger
-        # A limit that was taken away and given again is another pool of that name.
-        had = {pool.key for pool, _ in want.pools if ledger.pools.get(pool.key) is pool}
+        had = {key for key, _ in want.permits}
         missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
-        found = want.with_limits(missing, ledger) if missing else want
+        found = want.with_limits(missing, self.gate.ledger) if missing else want
         made[id(want)] = want, found
         if missing:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
             _, alike = made.setdefault(id(want.pools), (want.pools, found))

@@ -158,15 +158,11 @@ class Want(Wants[Lot[Owner]]):
     shared: bool
 
     def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]]) -> Want:
-        """The same with these permits more. What it has of limits that are not there any more is left out, but for what
-        it has borrowed of them.
-        """
+        """The same with these permits more."""
         other = self.with_holds(self.accesses, self.holds, self.labels)
         other.shared = self.shared
-        lent = {pool for _, pool, _ in self.borrowed} if self.loan is not None else ()
-        kept = [one for one in self.pools if ledger.pools.get(one[0].key) is one[0] or one[0] in lent]
-        other.pools = (*kept, *((ledger.pools[key], units) for key, units in permits))
-        other.permits = tuple([(pool.key, units) for pool, units in other.pools])
+        other.permits = (*self.permits, *permits)
+        other.pools = (*self.pools, *((ledger.pools[key], units) for key, units in permits))
         other.pool_states = tuple(pool for pool, _ in other.pools)
         return other
 
