@@ -817,7 +817,7 @@ def test_a_followed_file_counts_once_it_stands_still(tmp_path: Path) -> None:
         told.append(path.read_text() if path.exists() else "gone")
         return answers.pop() if answers else Taken.DONE
 
-    follower = Follower(str(path), changed, 1)
+    follower = Follower(str(path), changed, 1, lambda: True)
     assert follower.look() is Taken.DONE
     write(path, "ab")
     follower.look()
@@ -873,6 +873,27 @@ def test_r64_a_watched_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     until(lambda: not last.alive)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_watched_file_that_is_no_file_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R-64, G12: a pipe or a folder in the place of the file is told and not waited for: other changes go on."""
+    path = tmp_path / "towerman.toml"
+    write(path, "max_wait = 2\n")
+    tower = Tower(path)
+    tower.watch(0.01)
+    path.unlink()
+    os.mkfifo(path)
+    until(lambda: "is no file any more" in caplog.text)
+    assert tower.configure(max_wait=3)
+    path.unlink()
+    path.mkdir()
+    until(lambda: caplog.text.count("is no file any more") == 2)
+    path.rmdir()
+    write(path, "timeout = 4\n")
+    until(lambda: tower.options.timeout == 4)
+    assert tower.options.max_wait == 3
+    tower.close()
+
+
 def test_a_watched_file_waits_for_calls_at_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """G4: an edit of what tools touch is taken once nothing is at work, and is told once meanwhile."""
     path = tmp_path / "towerman.toml"
@@ -912,7 +933,12 @@ def test_a_tower_that_nobody_keeps_is_not_kept_by_its_file(tmp_path: Path) -> No
     import gc
 
     gc.collect()
-    write(path, "max_wait = 3\n")
+    until(lambda: not follower.alive)
+    closed = Tower(path)
+    closed.close()
+    closed.watch(0.01)
+    follower = closed._follower
+    assert follower is not None
     until(lambda: not follower.alive)
     with pytest.raises(PolicyError, match="watch: the tower was made without a file"):
         Tower().watch()

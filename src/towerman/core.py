@@ -430,10 +430,12 @@ class Core:
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """The orphans; under the lock."""
+        """The orphans; under the lock. Who has ended and only waits for what it lent is none."""
         now = self.now()
         found = []
         for entry in self.gate.orphans():
+            if entry.loan is not None and entry.loan.gone:
+                continue
             work, index = entry.owner
             result, tool = work.results[index], work.tools[index]
             if result is not None and tool is not None:

@@ -9,6 +9,7 @@ Not here: what options mean (policy, config), how limits change under calls at w
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +72,9 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     it = tower()
     if it is None or it._closed:
         return Taken.GONE
+    if os.path.exists(path) and not os.path.isfile(path):  # what is no file may keep its reader for ever
+        _log.error("%s: not taken, what held before still holds: it is no file any more", path)
+        return Taken.DONE
     try:
         changes = it.configure(path)
     except AtWork as later:
@@ -85,6 +89,12 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     for line in str(changes).splitlines():
         _log.info("%s: %s", path, line)
     return Taken.DONE
+
+
+def _there(tower: weakref.ref[Declaring]) -> bool:
+    """Is there still a tower that follows its file?"""
+    it = tower()
+    return it is not None and not it._closed
 
 
 class Declaring:
@@ -377,7 +387,8 @@ class Declaring:
         every = seconds("watch: every", every)
         self.unwatch()
         self._watched_every = every
-        self._follower = Follower(path, partial(_taken, weakref.ref(self), path), every)
+        tower = weakref.ref(self)
+        self._follower = Follower(path, partial(_taken, tower, path), every, partial(_there, tower))
         self._follower.start()
 
     def unwatch(self) -> None:
