@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit import Stage, codes, here, on_stage, until
 
-from towerman import Call, CloseReport, DeadLetter, Event, Leftover, ToolError, Tower
+from towerman import Call, CloseReport, Context, DeadLetter, Event, Leftover, ToolError, Tower
 from towerman.clock import VirtualClock
 from towerman.core import MOST_LETTERS, Core
 from towerman.gate import Gate
@@ -536,6 +536,35 @@ def test_g12_closing_tells_what_was_left(stage: Stage) -> None:
         {"run_id": "r", "batch": 1, "index": 5, "call_id": "", "tool": "slow_thread", "ran": 5},
         {"run_id": "r", "batch": 1, "index": 3, "call_id": "", "tool": "stubborn", "ran": 5},
     ]
+
+
+def test_g12_a_caller_that_has_ended_is_not_left_over(stage: Stage) -> None:
+    """G12, S10: work that goes on is listed, not the calls above it that have ended and wait for what they lent; what
+    ends after the tower is told to observers, and leaves no thread behind.
+    """
+    tower = stage.tower(grace=1)
+    seen = Seen("ended")
+    tower.add_observer(seen)
+
+    @tower.tool(independent=True)
+    async def stubborn() -> None:
+        await stage.stubborn("stubborn", 9)
+
+    @tower.tool(independent=True)
+    async def outer(ctx: Context[None]) -> None:
+        await ctx.execute([Call("stubborn", {})])
+
+    async def main() -> CloseReport:
+        going = asyncio.ensure_future(tower.execute([Call("outer", {})]))
+        await asyncio.sleep(1)
+        report = await tower.aclose()
+        assert [result.still_running for result in await going] == [False]
+        await stage.settled(tower)
+        return report
+
+    report = stage.run(main())
+    assert [one.tool for one in report.orphans] == ["stubborn"]
+    until(lambda: bool(seen.events) and all(one.courier.ended for one in tower._courier._all))
 
 
 def test_closing_a_tower_at_rest(stage: Stage) -> None:

@@ -142,6 +142,20 @@ def test_pools_come_and_go() -> None:
         wants(ledger, "P")
 
 
+def test_a_pool_comes_back_as_long_as_somebody_names_it() -> None:
+    """G3: an ask that was made before a pool was forgotten counts in the pool of that key that comes later."""
+    ledger = make_ledger("P1")
+    pool, early = ledger.pools["P"], wants(ledger, "P")
+    assert ledger.drop_pool("P") and ledger.claim(early) is None
+    assert ledger.bring_back("P") is pool is ledger.pools["P"]
+    assert ledger.blocker(wants(ledger, "P")) is pool
+    ledger.give(early)
+    assert ledger.drop_pool("P")
+    del early, pool
+    assert ledger.bring_back("P") is None and ledger.bring_back("Q") is None
+    assert not ledger.pools
+
+
 def test_part_of_it() -> None:
     """The resource part alone can be tried, taken and given back."""
     ledger = make_ledger("P1")

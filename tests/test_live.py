@@ -220,6 +220,150 @@ def test_r64_a_limit_of_a_file_is_taken_away(stage: Stage) -> None:
     assert sorted(tower.statistics().pools) == ["process"]
 
 
+@pytest.mark.parametrize("limit", ["pool", "tool"])
+@pytest.mark.parametrize("where", ["plan", "gate", "nested"])
+def test_r64_a_limit_that_is_taken_away_and_given_again(stage: Stage, limit: str, where: str) -> None:
+    """R-64, G3: a limit that comes back counts the calls that were handed in before it went, whether they still wait
+    for siblings, stand in the gate, or are made by a call at work.
+    """
+    tool = {"pools": ["crm"]} if limit == "pool" else {"max_concurrency": 1}
+    file = {"pools": {"crm": 1}, "tools": {"work": tool}}
+    tower = stage.tower(config=file, max_concurrency=1 if where == "gate" else 9)
+    worker(stage, tower)
+    worker(stage, tower, "before")
+
+    @tower.tool(independent=True)
+    async def outer(ctx: Context[None]) -> bool:
+        return (await ctx.execute([Call("before", {}, "a"), *[Call("work", {}, needs=("a",))] * 3])).ok
+
+    def change() -> None:
+        for _ in range(3):
+            tower.configure({})
+            tower.configure(file)
+        tower.configure(max_concurrency=9)
+        tower.validate()
+
+    calls = {
+        "plan": [Call("before", {}, "a"), *[Call("work", {}, needs=("a",))] * 3],
+        "gate": [Call("before", {}), *[Call("work", {})] * 3],
+        "nested": [Call("outer", {})],
+    }
+
+    async def main() -> None:
+        at(0.5, change)
+        assert (await tower.execute(calls[where])).ok
+
+    stage.run(main())
+    begin = 0.5 if where == "gate" else 1
+    assert starts(stage) == [begin, begin + 1, begin + 2]
+    assert "pool:crm" not in {key for key, pool in tower._core.gate.ledger.pools.items() if pool.held}
+
+
+def test_r64_a_run_that_is_closed_by_another_loop_while_its_batch_is_looked_over() -> None:
+    """R-64, G1: the limits of a run go with it; what of it is still being looked over elsewhere is answered."""
+    tower = Tower(pools={"mine": Pool(1, scope="run")})
+    run = tower.run()
+
+    def places(place: int) -> str:
+        if place == 1:
+            thread = threading.Thread(target=lambda: asyncio.run(run.aclose()))
+            thread.start()
+            thread.join(30)
+        return f"place:{place}"
+
+    @tower.tool(reads=places)
+    async def look(place: int) -> None:
+        raise AssertionError("it was closed before")
+
+    @tower.tool(independent=True, pools=["mine"])
+    async def other() -> None:
+        raise AssertionError("it was closed before")
+
+    calls = [Call("look", {"place": 0}), Call("look", {"place": 1}), Call("other", {}), Call("look", {"place": 2})]
+    batch = asyncio.run(run.execute(calls))
+    assert codes(batch) == ["cancelled", "cancelled", "run_closed", "cancelled"]
+    assert sorted(tower.statistics().pools) == ["process"]
+    tower.validate()
+
+
+def test_tools_are_declared_while_batches_are_looked_over() -> None:
+    """P-94, G1: tools may be declared on one thread while batches begin and end on another: what these are putting in
+    is left to them, and the locks that a tool makes necessary are taken by calls that were looked over before.
+    """
+    tower = Tower(max_calls_per_batch=300)
+    run = tower.run()
+    told: list[str] = []
+
+    def declare(place: int) -> None:
+        tower.add_tool(alone, name=f"alone_{place}", sequential=True)
+        tower.add_tool(alone, name=f"below_{place}", reads="place:a/**")
+
+    def places(place: int) -> str:
+        if place in (100, 200):
+            (work,) = run._state.works
+            wants = work.wants
+            thread = threading.Thread(target=declare, args=(place,))
+            thread.start()
+            thread.join(30)
+            assert work.wants is wants
+        return f"place:a/{place}"
+
+    async def alone() -> None:
+        told.append("alone")
+
+    @tower.tool(reads=places)
+    async def look(place: int) -> None:
+        held = tower._core.gate.ledger.node("place:a/**")
+        assert held is not None and not held.idle, "the lock above it is not held"
+
+    batch = asyncio.run(run.execute([Call("look", {"place": place}) for place in range(300)]))
+    assert codes(batch) == [None] * 300
+    again = asyncio.run(run.execute([Call("look", {"place": 1}), Call("alone_100", {})]))
+    assert codes(again) == [None] * 2 and told == ["alone"]
+    tower.validate()
+
+
+def test_options_change_while_a_tool_is_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R-64: of a declaration and a change at the same time the later one sees what the earlier one has said."""
+    from towerman import tools
+    from towerman.tower import declaring
+
+    tower = Tower()
+    changer = threading.Thread(target=lambda: tower.policy("late", timeout=7))
+
+    def meanwhile(*given: Any) -> Any:
+        made = tools.compile_tool(*given)
+        if not changer.ident:
+            changer.start()
+            until(lambda: not changer.is_alive() or tower._changing.locked())
+        return made
+
+    monkeypatch.setattr(declaring, "compile_tool", meanwhile)
+    tower.add_tool(lambda: None, name="late", independent=True)
+    changer.join(30)
+    assert tower._core.tools["late"].timeout == 7
+
+
+def test_r64_a_caller_is_given_a_limit_for_which_its_own_calls_wait(stage: Stage) -> None:
+    """R-64, S10: what a caller is counted in from now on it also lends from now on: its calls go on at once."""
+    tower = stage.tower(pools={"crm": 1})
+    worker(stage, tower, pools=["crm"])
+    worker(stage, tower, "other", pools=["crm"])
+
+    @tower.tool(independent=True)
+    async def outer(ctx: Context[None]) -> bool:
+        await asyncio.sleep(1)
+        return (await ctx.execute([Call("work", {})])).ok
+
+    async def main() -> None:
+        told = at(2, lambda: tower.configure(tools={"outer": {"pools": ["crm"]}}))
+        assert (await tower.execute([Call("other", {"seconds": 9}), Call("outer", {})])).ok
+        assert (told[0].granted, dict(told[0].over)) == (1, {"crm": 1})
+
+    stage.run(main())
+    assert starts(stage) == [2]
+
+
 @pytest.mark.parametrize("scope", ["process", "run", "tenant"])
 def test_r64_a_pool_that_a_tool_did_not_take_of(stage: Stage, scope: Any) -> None:
     """R-64, G3: a pool of any scope that a tool takes of from now on counts what of it is at work and waits."""
@@ -673,7 +817,7 @@ def test_a_followed_file_counts_once_it_stands_still(tmp_path: Path) -> None:
         told.append(path.read_text() if path.exists() else "gone")
         return answers.pop() if answers else Taken.DONE
 
-    follower = Follower(str(path), changed, 1)
+    follower = Follower(str(path), changed, 1, lambda: True)
     assert follower.look() is Taken.DONE
     write(path, "ab")
     follower.look()
@@ -729,6 +873,27 @@ def test_r64_a_watched_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     until(lambda: not last.alive)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_watched_file_that_is_no_file_any_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R-64, G12: a pipe or a folder in the place of the file is told and not waited for: other changes go on."""
+    path = tmp_path / "towerman.toml"
+    write(path, "max_wait = 2\n")
+    tower = Tower(path)
+    tower.watch(0.01)
+    path.unlink()
+    os.mkfifo(path)
+    until(lambda: "is no file any more" in caplog.text)
+    assert tower.configure(max_wait=3)
+    path.unlink()
+    path.mkdir()
+    until(lambda: caplog.text.count("is no file any more") == 2)
+    path.rmdir()
+    write(path, "timeout = 4\n")
+    until(lambda: tower.options.timeout == 4)
+    assert tower.options.max_wait == 3
+    tower.close()
+
+
 def test_a_watched_file_waits_for_calls_at_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """G4: an edit of what tools touch is taken once nothing is at work, and is told once meanwhile."""
     path = tmp_path / "towerman.toml"
@@ -768,7 +933,12 @@ def test_a_tower_that_nobody_keeps_is_not_kept_by_its_file(tmp_path: Path) -> No
     import gc
 
     gc.collect()
-    write(path, "max_wait = 3\n")
+    until(lambda: not follower.alive)
+    closed = Tower(path)
+    closed.close()
+    closed.watch(0.01)
+    follower = closed._follower
+    assert follower is not None
     until(lambda: not follower.alive)
     with pytest.raises(PolicyError, match="watch: the tower was made without a file"):
         Tower().watch()

@@ -660,8 +660,9 @@ def test_a_closed_courier_delivers_what_was_sent_and_serves_again() -> None:
     assert courier.flush(PATIENCE)
     assert box.got == [1, 2, 3, 4]
     assert box.most_inside == 1
+    joined("courier-e")  # though nobody closes it a second time
     courier.close()
-    joined("courier-e")
+    assert courier.ended
     assert courier.flush(0)
 
 

@@ -847,3 +847,19 @@ def test_the_pool_of_a_closed_run_goes_with_its_last_orphan(stage: Stage) -> Non
         assert set(tower.statistics().pools) == {"process"}
 
     stage.run(main())
+
+
+def test_a_pool_is_called_by_its_name_in_statistics() -> None:
+    """R-117: a pool whose name is a number is not taken for the run of that number."""
+    tower = Tower(pools={"1": 2, "mine": Pool(3, scope="run")})
+    tower.run("first")
+    tower.run("second")
+    limits = {name: pool.limit for name, pool in tower.statistics().pools.items()}
+    assert limits == {
+        "process": 32,
+        "1": 2,
+        "run:first": 8,
+        "mine@run:first": 3,
+        "run:second": 8,
+        "mine@run:second": 3,
+    }

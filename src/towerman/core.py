@@ -86,7 +86,8 @@ class Core:
         most_grace: seconds for cleaning up at most, whatever the policy says, once the tower is being closed.
         when_alone: called, and forgotten, when the last orphan has ended; under the lock.
         letters: what came of calls after their results were sealed.
-        generation: how often options have changed.
+        generation: how often options, or the locks that calls take, have changed.
+        widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
         shared: calls that the run of another one answered.
     """
@@ -107,6 +108,7 @@ class Core:
         self.any_joined = False
         self.crowded = False
         self.generation = 0
+        self.widened = 0
         self.answered = 0
         self.shared = 0
         self.outcomes: dict[str, int] = {}
@@ -150,11 +152,10 @@ class Core:
         self.crowded = False
 
     def base(self, run: RunState, tool: Tool) -> Want:
-        """What each call of this tool in this run wants, beside resources that depend on its arguments."""
+        """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
         base = run.bases.get(tool.name)
         if base is not None:
             return base
-        generation = self.generation
         tool = self.tools.get(tool.name, tool)
         policy, tower = tool.policy, self.policy
         permits = [("process", policy.weight), (f"run:{run.number}", 1)]
@@ -187,12 +188,14 @@ class Core:
         base.shared = tool.rule is None
         self.gate.ledger.look_up(base)
         run.bases[tool.name] = base
-        if generation != self.generation:  # options have changed meanwhile, on another thread: the next one asks again
-            run.bases.pop(tool.name, None)
         return base
 
     def renew(self, work: Work) -> None:
-        """Options have changed since a batch was begun: its calls count in limits that are new. Under the lock."""
+        """Options have changed since a batch was begun: its calls count in limits, and take locks, that are new. Under
+        the lock, and on the batch's own loop, which may be putting in what its calls want.
+        """
+        if work.generation < self.widened:
+            work.wants = [want and self._widen(want) for want in work.wants]
         work.generation = self.generation
         made: Made = {}
         work.wants = [want and self.counted_in(want, work.run, made) for want in work.wants]
@@ -208,6 +211,8 @@ class Core:
         known = made.get(id(want))
         if known is not None:
             return known[1]
+        if run.gone:  # its own limits may be gone, too, and nothing more of it starts
+            return want
         had = {key for key, _ in want.permits}
         missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
         found = want.with_limits(missing, self.gate.ledger) if missing else want
@@ -251,7 +256,12 @@ class Core:
             known = self.tools.get(name)
             if known is None:
                 return Refusal("unknown_tool", self._unknown(run, name), None)
-            base = self.base(run, known)
+            with self.lock:  # limits that change meanwhile, on another thread, are there whole or not at all
+                if run.gone:
+                    from towerman import sealing
+
+                    return Refusal("run_closed", sealing.closing("run_closed", run.closed or ""), known)
+                base = self.base(run, known)
             self._hint(known)
         tool = base.of
         if run.may_call is not None and not run.may_call(name):
@@ -395,16 +405,9 @@ class Core:
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
         if (ordered, exclusive, subtree) != (self.any_ordered, self.any_exclusive, self.any_subtree):
             self.any_ordered, self.any_exclusive, self.any_subtree = ordered, exclusive, subtree
+            self.generation += 1  # what is prepared and not yet offered is widened when it is
+            self.widened = self.generation
             self.gate.expand(self._widen)
-
-    def widen(self, run: RunState) -> None:
-        """The same for what is prepared and not yet offered."""
-        for name, base in list(run.bases.items()):
-            wider = self._widen(base)
-            if wider is not base:
-                run.bases[name] = wider
-        for work in run.works:
-            work.wants = [want and self._widen(want) for want in work.wants]
 
     def _widen(self, want: Wants[Lot[Owner]]) -> Want:
         assert isinstance(want, Want)
@@ -431,12 +434,14 @@ class Core:
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """The orphans; under the lock."""
+        """The orphans; under the lock. Who has ended and only waits for what it lent is none."""
         from towerman.leftovers import Leftover
 
         now = self.now()
         found = []
         for entry in self.gate.orphans():
+            if entry.loan is not None and entry.loan.gone:
+                continue
             work, index = entry.owner
             result, tool = work.results[index], work.tools[index]
             if result is not None and tool is not None:

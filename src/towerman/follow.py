@@ -40,12 +40,14 @@ class Follower:
         path: of the file. It counts as known the way it is now.
         changed: called on the follower's thread.
         every: seconds from one look to the next.
+        there: is there still somebody to be told? Asked before each look.
     """
 
-    def __init__(self, path: str, changed: Callable[[], Taken], every: float) -> None:
+    def __init__(self, path: str, changed: Callable[[], Taken], every: float, there: Callable[[], bool]) -> None:
         self._path = path
         self._changed = changed
         self._every: Final = every
+        self._there = there
         self._known = self._last = _mark(path)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="towerman-follow", daemon=True)
@@ -79,7 +81,7 @@ class Follower:
 
     def _follow(self) -> None:
         while not self._end.wait(self._every):
-            if self.look() is Taken.GONE:
+            if not self._there() or self.look() is Taken.GONE:
                 return
 
 

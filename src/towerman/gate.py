@@ -385,4 +385,6 @@ class Gate(Turns[OwnerT]):
                 self.ledger.count_in(pool, units)
                 if entry.loan is not None:
                     entry.loan.units[pool] = units
+                    if pool.lot is not None:  # whoever waits for it below this call may have it now
+                        self._changed.append(pool)
         self.ledger.take_holds(hold for hold in entry.wants.holds if hold not in before)

@@ -24,6 +24,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from towerman.calls import COMPATIBLE, Ask, Hold, X
 
@@ -74,7 +75,7 @@ class Pool(State[LotT]):
         orphaned: permits held by orphans, counted in `held` too.
     """
 
-    __slots__ = ("ceiling", "declared", "held", "label", "limit", "orphaned", "peak", "reserve", "scope")
+    __slots__ = ("__weakref__", "ceiling", "declared", "held", "label", "limit", "orphaned", "peak", "reserve", "scope")
 
     def __init__(
         self, key: str, label: str, limit: int, *, reserve: int = 0, scope: str = "process", enforced: bool = True
@@ -234,12 +235,13 @@ class Ledger(Generic[LotT]):
         uneven: what one gives back need not fit the next who wants the same.
     """
 
-    __slots__ = ("_nodes", "_pools", "uneven")
+    __slots__ = ("_dropped", "_nodes", "_pools", "uneven")
 
     def __init__(self) -> None:
         # More may be held than some of those who wait could have: a limit was lowered, or a part is in reserve.
         self.uneven = False
         self._pools: dict[str, Pool[LotT]] = {}
+        self._dropped: WeakValueDictionary[str, Pool[LotT]] = WeakValueDictionary()
         self._nodes: dict[str, Node[LotT]] = {}
 
     # ------------------------------------------------------------------ pools and nodes
@@ -261,8 +263,15 @@ class Ledger(Generic[LotT]):
             return True
         if pool.held or pool.lot is not None:
             return False
-        del self._pools[key]
+        self._dropped[key] = self._pools.pop(key)
         return True
+
+    def bring_back(self, key: str) -> Pool[LotT] | None:
+        """A pool that was forgotten and that asks not yet claimed still name, or None: two pools of one key would
+        count apart.
+        """
+        pool = self._dropped.pop(key, None)
+        return None if pool is None else self.add_pool(pool)
 
     def look_up(self, wants: Wants[LotT]) -> Wants[LotT]:
         """Bind an ask to this ledger's pools.

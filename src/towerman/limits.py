@@ -47,7 +47,10 @@ class Limits:
         enforced = self._core.policy.mode == "enforce"
         ledger = self._core.gate.ledger
         pool = ledger.pools.get(key)
-        if pool is None:
+        known = ledger.bring_back(key) if pool is None else None
+        if known is not None:
+            ledger.set_limit(known, permits, reserve, enforced=enforced)
+        elif pool is None:
             ledger.add_pool(Pool(key, label, permits, reserve=reserve, scope=scope, enforced=enforced))
         elif (pool.declared, pool.reserve) != (permits, reserve) or key in self._retired:
             self._changes.append((pool, permits, reserve, enforced))

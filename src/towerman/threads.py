@@ -221,6 +221,7 @@ class Courier(Generic[ItemT]):
     """
 
     __slots__ = (
+        "_closed",
         "_dropped",
         "_failed",
         "_given_up",
@@ -245,6 +246,7 @@ class Courier(Generic[ItemT]):
         self._hurry = threading.Event()
         self._queue: SimpleQueue[ItemT | threading.Event | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._sent = 0
         self._taken = 0
         self._dropped = 0
@@ -292,7 +294,7 @@ class Courier(Generic[ItemT]):
                 # sending.
                 self._hurry.wait(GATHER_SECONDS)
                 self._hurry.clear()
-            item = self._queue.get()
+            item = None if self._closed and self._queue.empty() else self._queue.get()
             if item is None:
                 # A sender looks for a thread after it has queued; this one looks at the queue after it has gone.
                 self._thread = None
@@ -309,7 +311,10 @@ class Courier(Generic[ItemT]):
                         self._failed += 1
 
     def close(self) -> None:
-        """Let the thread end once it has delivered what was sent before; a later item is delivered all the same."""
+        """Let the thread end once it has delivered what was sent before. A later item is delivered all the same, by a
+        thread that ends at once.
+        """
+        self._closed = True
         if self._thread is not None:
             self._queue.put(None)
             self._hurry.set()

@@ -8,6 +8,7 @@ Not here: what options mean (policy, config), how limits change under calls at w
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,9 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     it = tower()
     if it is None or it._closed:
         return Taken.GONE
+    if os.path.exists(path) and not os.path.isfile(path):  # what is no file may keep its reader for ever
+        log.error("%s: not taken, what held before still holds: it is no file any more", path)
+        return Taken.DONE
     try:
         changes = it.configure(path)
     except AtWork as later:
@@ -87,6 +91,12 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
     for line in str(changes).splitlines():
         log.info("%s: %s", path, line)
     return Taken.DONE
+
+
+def _there(tower: weakref.ref[Declaring]) -> bool:
+    """Is there still a tower that follows its file?"""
+    it = tower()
+    return it is not None and not it._closed
 
 
 class Declaring:
@@ -212,15 +222,18 @@ class Declaring:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.
         """
         core = self._core
-        tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
-        if tool.name in core.tools:
-            raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
-        self._declared[tool.name] = function, options
-        with core.lock:
-            self._limits.add_tool(tool)
-            core.put_tool(tool)
-        for state in list(self._runs.values()):
-            core.widen(state)
+        with self._changing:  # options that change meanwhile hold for this tool, too
+            tool = self._compiled(name_of_tool(function, options), function, options, self._layers)
+            if tool.name in core.tools:
+                raise PolicyError(f"tool {tool.name!r}: this name is taken; give one of the two another name=")
+            self._declared[tool.name] = function, options
+            with core.lock:
+                generation = core.generation
+                self._limits.add_tool(tool)
+                core.put_tool(tool)
+                if generation != core.generation:
+                    for state in self._runs.values():
+                        state.bases.clear()
 
     def _compiled(
         self,
@@ -378,7 +391,8 @@ class Declaring:
         every = seconds("watch: every", every)
         self.unwatch()
         self._watched_every = every
-        self._follower = Follower(path, partial(_taken, weakref.ref(self), path), every)
+        tower = weakref.ref(self)
+        self._follower = Follower(path, partial(_taken, tower, path), every, partial(_there, tower))
         self._follower.start()
 
     def unwatch(self) -> None:

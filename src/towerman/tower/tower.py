@@ -224,6 +224,7 @@ class Tower(Declaring):
             state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
             limits.add_run(state)
         if self._follower is not None:
+            self._follower = None  # its thread is the parent's, and may have held its locks
             self.watch(self._watched_every)
 
     @property
@@ -582,8 +583,8 @@ class Tower(Declaring):
 
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")
-        head, _, number = key.rpartition("run:")
-        state = self._runs.get(int(number)) if head in ("", key[: -len("run:" + number)]) and number.isdigit() else None
+        head, mark, number = key.rpartition("run:")  # names have no colon
+        state = self._runs.get(int(number)) if mark else None
         return f"{head}run:{state.run_id}" if state is not None else key
 
     def flush(self, timeout: float | None = None) -> bool:
@@ -675,10 +676,11 @@ class Tower(Declaring):
 
     def _end_runs(self, grace: float) -> list[RunState]:
         """Nothing new is taken; all that is at work is told to stop, before anybody is waited for."""
-        self._closed = True
+        with self._core.lock:  # a run that is opened at this moment is among these, or finds the tower closed
+            self._closed = True
+            states = list(self._runs.values())
         self.unwatch()
         self._core.most_grace = grace
-        states = list(self._runs.values())
         for state in states:
             state.closed = state.closed or "the tower is closed"
             if state.works:
