@@ -187,8 +187,9 @@ class Ending(Offering):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
-            message = sealing.refusal(code, blocker, entry.wants.max_wait)
-            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for)
+            never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
+            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
+            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for, never=never)
         self._settle(work, index, False)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
