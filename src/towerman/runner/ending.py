@@ -40,6 +40,10 @@ class Ending(Offering):
         """A call has ended: so do the calls that it has made."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
+    def rest(self) -> None:
+        """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
+        raise NotImplementedError  # pragma: no cover - the shell's
+
     # ================================================================ ends
 
     def _finished(
@@ -240,6 +244,7 @@ class Ending(Offering):
             if run.gone and not run.works:
                 with self.core.lock:
                     self.core.gate.close_flow(run.flow)
+                self.loop.call_soon(self.rest)  # whoever closed the run could not: the batch was still at work
             for wake in work.waiters:
                 wake()
             work.waiters.clear()
