@@ -67,6 +67,31 @@ def test_r140_the_built_in_desk_is_looked_at(tmp_path: Any) -> None:
     assert not report.ok
 
 
+def test_r140_the_nine_questions_are_asked_in_their_order() -> None:
+    """R-140: classified, a global limit, small pools, reserved before and released after, waiters removed, wait
+    deadline and policy, rate and budget and idempotency apart, tests, traces without arguments: each is asked, in this
+    order, and has an answer in words, also of a tower in which nothing is declared.
+    """
+    about = (
+        ("tool", "touches"),
+        ("limit", "all runs"),
+        ("services", "small limits"),
+        ("before the handler starts", "given back"),
+        ("waiter", "leave the queue", "never start"),
+        ("wait", "deadline", "rule"),
+        ("rate", "budget", "idempotency"),
+        ("tested", "cancel in the queue", "two runs"),
+        ("traces", "argument values"),
+    )
+    for tower in (Tower(), well_declared()):
+        answers = tower.check().answers
+        for answer, words in zip(answers, about, strict=True):
+            assert all(word in answer.question for word in words), answer.question
+            assert answer.verdict in ("yes", "partly", "no", "unknown")
+            assert answer.because
+        tower.close()
+
+
 Declare = Callable[[], Tower]
 
 

@@ -244,6 +244,34 @@ def test_a_run_as_a_plain_context_manager() -> None:
     tower.close()
 
 
+def test_a_plain_context_manager_where_a_loop_runs(stage: Stage) -> None:
+    """API, G12: `with tower.run()` in a coroutine cannot wait; it closes the run all the same and tells what is at work
+    to stop, which then ends on its loop. What is raised inside comes out as it is.
+    """
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def sleeps() -> str:
+        return await stage.work("sleeps", 100)
+
+    async def main() -> None:
+        with tower.run() as idle:
+            assert not await idle.execute([])
+        assert tower.statistics().runs == 0
+        with pytest.raises(LookupError, match="mine"), tower.run():
+            raise LookupError("mine")
+        with tower.run() as run:
+            going = asyncio.ensure_future(run.execute([Call("sleeps", {})] * 2))
+            await asyncio.sleep(1)
+        assert not going.done()
+        assert [one.code for one in await going] == ["cancelled"] * 2
+        assert stage.clock.value == 1
+        assert [one.code for one in await run.execute([Call("sleeps", {})])] == ["run_closed"]
+        assert tower.statistics().runs == 0
+
+    stage.run(main())
+
+
 def test_execute_sync_where_a_loop_runs() -> None:
     """API: in a thread whose loop would stand still it is refused in words, and nothing is run."""
     tower = made()

@@ -22,6 +22,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -33,7 +34,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import Stage, VirtualLoop, gate_of, on_stage, sound
 
-from towerman import Call, Event, JsonlObserver, Result, Run, ToolError, Tower
+from towerman import Call, Context, Event, JsonlObserver, Result, Run, ToolError, Tower
+from towerman.testing import assert_whole
 
 stage = pytest.fixture(on_stage)
 
@@ -858,6 +860,158 @@ def test_p31_blocking_threads_meet_while_the_loop_goes_on() -> None:
     tower.close()
 
 
+def test_p32_falsely_async_tools_on_threads_leave_the_loop_alone(stage: Stage) -> None:
+    """Ten calls of a coroutine function that blocks for 0.1 s, declared with run_in="thread": all ten are through in
+    0.1 s, a heartbeat of 10 ms is never 50 ms late meanwhile, and no stall is told of (P-32).
+    """
+    seen: list[Event] = []
+    tower = stage.tower(run_concurrency=10, observers=[seen.append])
+
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        beats: list[float] = []
+
+        @tower.tool(independent=True, run_in="thread")
+        async def fake_async() -> str:
+            return stage.sync_work(loop, "fake_async", 0.1)
+
+        async def heart() -> None:
+            while True:
+                beats.append(stage.clock.now())
+                await asyncio.sleep(0.01)
+
+        beating = asyncio.ensure_future(heart())
+        calls = [Call("fake_async", {})] * 10
+        batch = await tower.execute(calls)
+        beating.cancel()
+        await asyncio.wait([beating])
+        sound(batch, calls)
+        assert batch.ok
+        assert stage.clock.now() == pytest.approx(0.1)
+        assert len(beats) >= 10
+        assert max(later - earlier for earlier, later in itertools.pairwise(beats)) < 0.05
+
+    stage.run(main())
+    assert stage.peak == 10
+    assert tower.flush(30)
+    assert not [event for event in seen if event.kind == "stalled"]
+
+
+@pytest.mark.parametrize("way", ["on the loop", "on threads", "on threads, undeclared"])
+def test_p32_no_count_of_calls_is_a_cliff(way: str) -> None:
+    """A service of three sessions that is asked for one by a blocking call, in coroutine functions that await while
+    they have it: on the loop the fourth would block the only thread that could give one back. With a pool of three, and
+    on threads also without, all calls are through, one session each, for every count up to beyond three times the pool
+    (P-32).
+    """
+    sessions = threading.Semaphore(3)
+    tower = Tower(pools={"db": 3}, run_concurrency=12)
+
+    async def query() -> str:
+        assert sessions.acquire(timeout=30), "all sessions are taken, and nobody can give one back"
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+        finally:
+            sessions.release()
+        return "done"
+
+    declared = {"pools": ["db"]} if way != "on threads, undeclared" else {}
+    tower.add_tool(query, independent=True, run_in="loop" if way == "on the loop" else "thread", **declared)
+    for count in range(1, 13):
+        batch = asyncio.run(tower.execute([Call("query", {})] * count))
+        assert [result.value for result in batch] == ["done"] * count
+    pool = tower.statistics().pools["db"]
+    assert (pool.held, pool.peak) == (0, 3 if declared else 0)
+    tower.close()
+
+
+# --- L. Deadlock by nested calls sharing a limiter --------------------------------------------------------------------
+
+SHARED_LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of the process": ({"max_concurrency": 3}, {}),
+    "of the run": ({"run_concurrency": 3}, {}),
+    "of a pool": ({"pools": {"llm": 3}}, {"pools": ["llm"]}),
+}
+
+
+@pytest.mark.parametrize("ways", ["one batch", "three runs"])
+@pytest.mark.parametrize("limit", SHARED_LIMITS)
+def test_p34_three_agents_hold_all_three_places(limit: str, ways: str, stage: Stage) -> None:
+    """Three agents hold the three places that two leaves of each need as well, each until the others hold theirs: all
+    end, no more than three leaves ever work, and no leaf waits longer than the places ask for: two seconds for six
+    leaves of one (P-34, R-61). On virtual time a hang fails at once; nothing has to be switched on or off for it.
+    """
+    options, taken = SHARED_LIMITS[limit]
+    tower = stage.tower(**options)
+    entered = 0
+    all_in = asyncio.Event()
+
+    @tower.tool(independent=True, **taken)
+    async def leaf() -> str:
+        return await stage.work("leaf", 1)
+
+    @tower.tool(independent=True, **taken)
+    async def agent(ctx: Context[None], n: int) -> list[object]:
+        nonlocal entered
+        entered += 1
+        if entered == 3:
+            all_in.set()
+        await all_in.wait()
+        calls = [Call("leaf", {})] * n
+        batch = await ctx.execute(calls)
+        sound(batch, calls)
+        return [result.value for result in batch]
+
+    async def main() -> list[object]:
+        call = Call("agent", {"n": 2})
+        if ways == "one batch":
+            return [result.value for result in await tower.execute([call] * 3)]
+        return [batch[0].value for batch in await asyncio.gather(*(tower.execute([call]) for _ in range(3)))]
+
+    assert stage.run(main()) == [["leaf", "leaf"]] * 3
+    assert stage.started["leaf"] == 6
+    if ways == "one batch" or limit != "of the run":
+        assert stage.peak == 3
+        assert stage.clock.now() == pytest.approx(2)
+    assert all(pool.peak <= 3 for pool in tower.statistics().pools.values() if pool.limit == 3)
+
+
+def test_p35_a_permit_kept_while_tools_run_is_enough_for_them(stage: Stage) -> None:
+    """Four requests of four runs hold all four permits of `model`, a fifth run waits for one, and then each request
+    runs a tool that needs a permit: all four tools run at once on their callers' permits, the fifth comes after them,
+    and never are five taken. There is no flag to leave the limit out (P-35).
+    """
+    tower = stage.tower(pools={"model": 4})
+    go = asyncio.Event()
+
+    @tower.tool(independent=True, pools=["model"])
+    async def tool(name: str) -> str:
+        return await stage.work(name, 1)
+
+    @tower.tool(independent=True, pools=["model"])
+    async def request(ctx: Context[None], name: str) -> str:
+        await go.wait()
+        (result,) = await ctx.execute([Call("tool", {"name": name})])
+        return result.content
+
+    async def main() -> list[str]:
+        names = ["a", "b", "c", "d"]
+        asked = [asyncio.ensure_future(tower.execute([Call("request", {"name": name})])) for name in names]
+        await turns(10)
+        asked.append(asyncio.ensure_future(tower.execute([Call("tool", {"name": "fifth"})])))
+        await turns(10)
+        pool = tower.statistics().pools["model"]
+        assert (pool.held, pool.queued) == (4, 1)
+        go.set()
+        return [batch[0].content for batch in await asyncio.gather(*asked)]
+
+    assert stage.run(main()) == ["a", "b", "c", "d", "fifth"]
+    assert sorted(stage.spans) == [(name, 0.0, 1.0) for name in "abcd"] + [("fifth", 1.0, 2.0)]
+    pool = tower.statistics().pools["model"]
+    assert (pool.held, pool.peak) == (0, 4)
+
+
 # --- M. Semaphore or limiter leaks on cancel --------------------------------------------------------------------------
 
 WAYS: dict[str, Callable[[Run, asyncio.Task[Any]], object]] = {
@@ -1505,3 +1659,54 @@ def test_p92_a_secret_argument_is_in_no_record(
     for sink in (recorded, caplog.text, out, err, batch.timeline(), repr(batch), repr(tower.statistics())):
         assert "S3CRET-123" not in sink
     assert "login" in caplog.text
+
+
+# --- AF. Several event loops ------------------------------------------------------------------------------------------
+
+
+def test_p94_one_tower_for_three_loops_in_a_row_and_then_three_at_once() -> None:
+    """A tower made outside of any loop: three `asyncio.run` in a row, then three threads with a loop each, all with
+    calls that have to wait. Everything is answered, on the loop that asked; and the limit counts over all loops: two
+    runs hold its two places at one instant while the third, on its own loop, waits for one (P-94).
+    """
+    tower = Tower(max_concurrency=2, run_concurrency=1)
+    lock = threading.Lock()
+    met = threading.Event()
+    inside: list[int] = []
+    peak = 0
+
+    @tower.tool(independent=True)
+    async def work(n: int, meet: bool) -> tuple[int, int]:
+        nonlocal peak
+        thread = threading.get_ident()
+        with lock:
+            inside.append(thread)
+            peak = max(peak, len(inside))
+        while meet and not met.is_set():
+            with lock:
+                if len(set(inside)) == 2 and tower.statistics().waiting:
+                    met.set()
+            await asyncio.sleep(0)
+        with lock:
+            inside.remove(thread)
+        return n, thread
+
+    def batch(meet: bool) -> tuple[int, list[object]]:
+        async def main() -> list[object]:
+            async with asyncio.timeout(30):
+                return [one.value for one in await tower.execute([Call("work", {"n": n, "meet": meet})] * 4)]
+
+        return threading.get_ident(), asyncio.run(main())
+
+    n = 7
+    for _ in range(3):
+        here, values = batch(False)
+        assert values == [(n, here)] * 4
+    with ThreadPoolExecutor(3) as threads:
+        for there, values in threads.map(batch, [True] * 3):
+            assert values == [(n, there)] * 4
+    assert met.is_set()
+    assert peak == 2
+    assert tower.statistics().pools["process"].peak == 2
+    assert_whole(tower)
+    tower.close()

@@ -1063,3 +1063,41 @@ def test_s13_observe_relaxes_capacity_and_nothing_else(stage: Stage) -> None:
     assert (seen["tool:look"].limit, seen["tool:look"].peak) == (1, 3)
     refused = stage.run(tower.execute([Call("look", {"n": 1})], deny="look"))
     assert refused[0].code == "permission_denied"
+
+
+def test_s13_observe_keeps_plans_and_bounds(stage: Stage) -> None:
+    """S13: with mode="observe" a plan with a circle or an unknown need runs nothing, a call waits for what it needs and
+    is skipped where that failed, fail_fast ends a batch, and timeouts, deadlines and sizes are as declared.
+    """
+    tower = stage.tower(mode="observe", run_concurrency=1, timeout=2.0, grace=0.5, max_result_bytes=100)
+
+    @tower.tool(independent=True, read_only=True)
+    async def step(seconds: float = 1.0) -> str:
+        return await stage.work(f"{seconds}", seconds)
+
+    @tower.tool(independent=True)
+    async def fail() -> str:
+        raise ToolError("no")
+
+    @tower.tool(independent=True)
+    async def long() -> str:
+        return "x" * 1000
+
+    def plan(*needs: tuple[str, ...]) -> list[Call]:
+        return [Call("step", {}, f"c{n}", one) for n, one in enumerate(needs)]
+
+    def codes(calls: list[Call], **options: Any) -> list[str | None]:
+        return [result.code for result in stage.run(tower.execute(calls, **options))]
+
+    assert codes(plan(("c2",), ("c0",), ("c1",))) == ["dependency_cycle"] * 3
+    assert "unknown_dependency" in codes(plan((), ("c9",)))
+    assert not stage.started
+    assert codes(plan((), ("c0",), ("c0",))) == [None] * 3
+    assert sorted(start for _, start, _ in stage.spans) == [0, 1, 1]
+    needing = [Call("fail", {}, "f"), Call("step", {}, "s", ["f"])]
+    assert codes(needing) == ["handler_error", "dependency_failed"]
+    assert codes([Call("fail", {}), Call("step", {})], fail_fast=True) == ["handler_error", "sibling_failed"]
+    assert codes([Call("step", {"seconds": 9})]) == ["handler_timeout"]
+    assert codes([Call("step", {"seconds": 1.5})], deadline=1) == ["deadline_exceeded"]
+    (cut,) = stage.run(tower.execute([Call("long", {})]))
+    assert len(cut.content.encode()) <= 100 < cut.original_bytes

@@ -110,6 +110,55 @@ def test_p23_nothing_is_shared_unasked_nor_across_batches(stage: Stage) -> None:
     assert runs == ["build", "build", "plain", "plain"]
 
 
+@pytest.mark.parametrize("sharing", [False, True])
+def test_p23_a_build_after_a_fix_is_a_build(sharing: bool, stage: Stage) -> None:
+    """P-23: one call each in two batches of a run, with the same arguments and even the same id, one after the other,
+    at the same time, and in two runs: each runs and has its own value, by default and with in-batch sharing on.
+    """
+    tower = stage.tower()
+    runs: list[int] = []
+
+    async def build() -> int:
+        runs.append(len(runs))
+        await asyncio.sleep(1)
+        return len(runs)
+
+    tower.add_tool(build, independent=True, **({"share_identical": True} if sharing else {}))
+    batch = [Call("build", {}, "same")]
+
+    async def main() -> None:
+        async with tower.run() as run, tower.run() as other:
+            done = [await run.execute(batch), await run.execute(batch)]
+            assert [one[0].value for one in done] == [1, 2]
+            done += await asyncio.gather(run.execute(batch), run.execute(batch), other.execute(batch))
+            assert [shared(one) for one in done] == [[None]] * 5
+            assert [one[0].attempts for one in done] == [1] * 5
+
+    stage.run(main())
+    assert len(runs) == 5
+    assert tower.statistics().shared == 0
+
+
+@pytest.mark.parametrize("number", [9, 70])
+def test_p22_one_completion_with_many_identical_calls(number: int, stage: Stage) -> None:
+    """P-22: nine and seventy identical calls in one response: one run by a sync tool, each id with its own result."""
+    tower = stage.tower(max_calls_per_batch=number)
+    sent: list[str] = []
+
+    @tower.tool(share_identical=True)
+    def send(x: str) -> str:
+        sent.append(x)
+        return "sent"
+
+    calls = [Call("send", {"x": "a"}, f"c{n}") for n in range(number)]
+    done = run_batch(stage, tower, calls)
+    sound(done, calls)
+    assert sent == ["a"]
+    assert shared(done) == [None] + [0] * (number - 1)
+    assert all("call 0 (c0)" in result.message for result in done[1:])
+    assert [result.content for result in done] == [done[0].content] * number
+
+
 def test_s11_read_write_read_is_two_reads(stage: Stage) -> None:
     """S11, G4: reads share a run on either side of a write, never across it; what they read is the order's."""
     tower = stage.tower()

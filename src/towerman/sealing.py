@@ -54,14 +54,17 @@ _REFUSALS: Final[Mapping[str, str]] = {
 }
 
 
-def refusal(code: Code, blocker: str, wait: float) -> str:
+def refusal(code: Code, blocker: str, wait: float, *, never: bool = False) -> str:
     """Why the gate refused, in a sentence.
 
     Args:
         code: the gate's code.
         blocker: what was in the way, as people are shown it.
         wait: the longest wait in seconds.
+        never: it has less than the call takes, also when nothing is at work.
     """
+    if never:
+        return f"Not started: it takes more of {blocker} than there is for it, even when nothing else is at work."
     return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait)
 
 
@@ -229,10 +232,18 @@ def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: 
 
 
 def refused(
-    index: int, call: Call, code: Code, message: str, outcome: Outcome, waited: float, waited_for: tuple[str, ...]
+    index: int,
+    call: Call,
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    waited: float,
+    waited_for: tuple[str, ...],
+    *,
+    never: bool = False,
 ) -> Result:
-    """The result of a call that does not start."""
-    retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY else "no"
+    """The result of a call that does not start; `never`: nor would it if it came again."""
+    retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY and not never else "no"
     message = clean(message)
     content = failure(code, message, outcome, False, "no", retryable)
     return make_result(

@@ -184,7 +184,9 @@ class _Rounds:
                     self.pool_edges.append(Edge(freed_by, index, "pool", limit))
             else:
                 code, blocker = entry.rejection.code, entry.rejection.blocker
-                self._refuse(index, "rejected", code, sealing.refusal(code, blocker, entry.wants.max_wait))
+                never = code == "concurrency_limit" and self._gate.ledger.hopeless(entry.wants) is not None
+                message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
+                self._refuse(index, "rejected", code, message)
                 self._offer(self._follow(index, ok=False), freed_by)
 
     def _look_who_waits(self) -> None:

@@ -40,6 +40,10 @@ class Ending(Offering):
         """A call has ended: so do the calls that it has made."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
+    def rest(self) -> None:
+        """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
+        raise NotImplementedError  # pragma: no cover - the shell's
+
     # ================================================================ ends
 
     def _finished(
@@ -187,8 +191,9 @@ class Ending(Offering):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
-            message = sealing.refusal(code, blocker, entry.wants.max_wait)
-            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for)
+            never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
+            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
+            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for, never=never)
         self._settle(work, index, False)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
@@ -239,6 +244,7 @@ class Ending(Offering):
             if run.gone and not run.works:
                 with self.core.lock:
                     self.core.gate.close_flow(run.flow)
+                self.loop.call_soon(self.rest)  # whoever closed the run could not: the batch was still at work
             for wake in work.waiters:
                 wake()
             work.waiters.clear()

@@ -55,14 +55,15 @@ class Sealer:
         *,
         waited: float = 0.0,
         waited_for: tuple[str, ...] = (),
+        never: bool = False,
     ) -> None:
-        """Seal a call that does not start, unless it is sealed."""
+        """Seal a call that does not start, unless it is sealed; `never`: nor would it if it came again."""
         if work.results[index] is not None:
             return
         work.keywords[index] = None
         work.wants[index] = None
         try:
-            result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for)
+            result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for, never=never)
         except Exception as fault:
             self._seal_plain(work, index, fault)
             return

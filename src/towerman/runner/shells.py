@@ -133,9 +133,14 @@ class Shells:
                 if wake in core.when_alone:
                     core.when_alone.remove(wake)
 
+    @property
+    def looping(self) -> bool:
+        """A loop runs in this thread, which would stand still if the thread waited."""
+        return asyncio._get_running_loop() is not None
+
     def wait_in_thread(self, busy: Callable[[], bool], seconds: float) -> None:
         """In a thread without a running loop: wait while something is at work, at most so long."""
-        if asyncio._get_running_loop() is not None:
+        if self.looping:
             return
         now = self._core.now
         end = now() + seconds

@@ -42,7 +42,8 @@ class Host(Protocol):
 
 
 class Run:
-    """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work.
+    """One agent run: an async and a plain context manager, made by `Tower.run`. Leaving it cancels what is at work, and
+    waits for that to end; only a plain `with` in a thread whose own event loop runs does not wait.
 
     It takes batches one after another or at the same time, from any loop. All of them share its limits, deadline and
     permissions.
@@ -136,8 +137,13 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._state.number in self._tower._runs:
-            self._tower._sync.run("aclose_sync", self.aclose)
+        if self._state.number not in self._tower._runs:
+            return
+        if self._tower._shells.looping:
+            self._end()
+            self._tower._close_run(self._state)
+        else:
+            self._tower._sync.run("leaving a run", self.aclose)
 
     @staticmethod
     def _decode(calls: object, format: str | None) -> Batch:
@@ -181,12 +187,16 @@ class Run:
         state = self._state
         if state.number not in self._tower._runs:
             return
-        state.closed = state.closed or "it was left"
-        self.cancel("the run was closed")
+        self._end()
         try:
             await self._tower._shells.wait_sealed(state)
         finally:
             self._tower._close_run(state)
+
+    def _end(self) -> None:
+        """Nothing new is taken; what is at work is told to stop."""
+        self._state.closed = self._state.closed or "it was left"
+        self.cancel("the run was closed")
 
     def __repr__(self) -> str:
         state = "closed" if self._state.closed is not None else "open"
