@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -205,6 +205,13 @@ class Dumped:
         return self.fields
 
 
+def namespaces(value: Any) -> Any:
+    """The same with a namespace for each object, as tests make them."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: namespaces(inner) for key, inner in value.items()})
+    return [namespaces(inner) for inner in value] if isinstance(value, list) else value
+
+
 # One batch in three forms.
 
 THREE = {
@@ -251,6 +258,16 @@ def test_one_batch_reads_alike_in_every_form(form: str) -> None:
         assert decode(batch) is batch
         assert detect(batch) == form
     pairs(batch, refused(batch))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_namespaces_stand_for_sdk_objects(form: str) -> None:
+    """G1: a response made of namespaces, as tests make them in place of SDK objects, reads and goes back alike."""
+    plain, given = decode(THREE[form]), decode(namespaces(THREE[form]))
+    assert [(call.tool, call.id, readable(call.arguments)) for call in given.calls] == [
+        (call.tool, call.id, readable(call.arguments)) for call in plain.calls
+    ]
+    assert json.dumps(turn(given, refused(given))) == json.dumps(turn(plain, refused(plain)))
 
 
 @pytest.mark.parametrize("form", FORMATS)
