@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -811,6 +812,7 @@ BAD: list[tuple[Any, str | None, str]] = [
     ({"error": {"message": CANARY}}, None, "this is an error response"),
     ({"type": "content_block_delta", "delta": {}}, None, "collect a stream into one response first"),
     ({"type": "message_start", "message": {}}, None, "collect a stream into one response first"),
+    (Mock(), None, "got Mock; a mock has no data of its own; let it return a dict or a SimpleNamespace"),
     ((item for item in ()), None, "got generator; collect a stream into one response first"),
     ({"candidates": []}, None, "got dict with 'candidates'"),
     ({CANARY: 1}, None, "got dict with no known key and 1 more"),

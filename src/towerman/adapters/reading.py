@@ -182,6 +182,8 @@ def _hint(data: object) -> str:
     name = type(data).__name__
     if name in ("coroutine", "Task", "Future"):
         return "await it first"
+    if type(data).__module__ == "unittest.mock":
+        return "a mock has no data of its own; let it return a dict or a SimpleNamespace"
     if name.endswith("Stream") or hasattr(type(data), "__anext__") or hasattr(type(data), "__next__"):
         return "collect a stream into one response first"
     if isinstance(data, Call):
