@@ -19,8 +19,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 from uuid import UUID
 
 import pytest
@@ -205,6 +206,13 @@ class Dumped:
         return self.fields
 
 
+def namespaces(value: Any) -> Any:
+    """The same with a namespace for each object, as tests make them."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: namespaces(inner) for key, inner in value.items()})
+    return [namespaces(inner) for inner in value] if isinstance(value, list) else value
+
+
 # One batch in three forms.
 
 THREE = {
@@ -251,6 +259,16 @@ def test_one_batch_reads_alike_in_every_form(form: str) -> None:
         assert decode(batch) is batch
         assert detect(batch) == form
     pairs(batch, refused(batch))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_namespaces_stand_for_sdk_objects(form: str) -> None:
+    """G1: a response made of namespaces, as tests make them in place of SDK objects, reads and goes back alike."""
+    plain, given = decode(THREE[form]), decode(namespaces(THREE[form]))
+    assert [(call.tool, call.id, readable(call.arguments)) for call in given.calls] == [
+        (call.tool, call.id, readable(call.arguments)) for call in plain.calls
+    ]
+    assert json.dumps(turn(given, refused(given))) == json.dumps(turn(plain, refused(plain)))
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -794,6 +812,7 @@ BAD: list[tuple[Any, str | None, str]] = [
     ({"error": {"message": CANARY}}, None, "this is an error response"),
     ({"type": "content_block_delta", "delta": {}}, None, "collect a stream into one response first"),
     ({"type": "message_start", "message": {}}, None, "collect a stream into one response first"),
+    (Mock(), None, "got Mock; a mock has no data of its own; let it return a dict or a SimpleNamespace"),
     ((item for item in ()), None, "got generator; collect a stream into one response first"),
     ({"candidates": []}, None, "got dict with 'candidates'"),
     ({CANARY: 1}, None, "got dict with no known key and 1 more"),

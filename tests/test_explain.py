@@ -515,9 +515,27 @@ def test_the_drawing_is_sound_and_tells_all(tmp_path: Any) -> None:
     assert "after 5: resource ticket:{ticket_id}" in texts
     assert "prefers-color-scheme:dark" in told.to_svg()
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    assert 28 + 8.5 * len(words(root)[0]) <= width - 28  # 15 px, bold, in a wide font
     for rect in root.iter(f"{SVG}rect"):
         assert 0 <= float(rect.attrib.get("x", 0)) + float(rect.attrib["width"]) <= width
         assert 0 <= float(rect.attrib.get("y", 0)) + float(rect.attrib["height"]) <= height
+
+
+def test_a_long_headline_widens_the_drawing(stage: Stage) -> None:
+    """R-140: a headline that is wider than the columns is not cut at the edge; a call without anything is called so."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True, share_identical=True)
+    async def work() -> str:
+        return "done"
+
+    told = tower.explain([Call("work", {}), Call("work", {}), Call("nobody", {})])
+    root = drawn(told)
+    head = words(root)[0]
+    assert head.endswith("1 call would be answered by the run of another, 1 call would be refused.")
+    assert float(root.attrib["width"]) >= 56 + 8.5 * len(head) > 2 * 260 + 92 + 56
+    assert words(root).count("independent") == 2
+    assert "  0  work            independent" in str(told).splitlines()
 
 
 def test_the_drawing_of_nothing_is_sound(stage: Stage) -> None:

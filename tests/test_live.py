@@ -860,6 +860,9 @@ def test_r64_a_watched_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     until(lambda: "not taken, what held before still holds" in caplog.text)
     assert "no pool 'crm'" in caplog.text
     assert tower.options.pools == {"crm": Pool(5)}
+    write(path, "[pools.crm]\npermts = 5\n")
+    until(lambda: "did you mean 'permits'?" in caplog.text)
+    assert [one.getMessage().count(str(path)) for one in caplog.records if "permts" in one.getMessage()] == [1]
     path.unlink()
     until(lambda: "there is no such file" in caplog.text)
     write(path, "[pools]\ncrm = 1\n")

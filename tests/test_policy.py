@@ -195,6 +195,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"read_only": True, "writes": "k"}, "tool 'tool': read_only=True contradicts writes"),
     ({"read": "k"}, "tool 'tool': no option 'read'; did you mean 'reads'?"),
     ({"concurrency": 1}, "tool 'tool': no option 'concurrency'; did you mean 'max_concurrency'?"),
+    ({"rate": "10/s"}, "tool 'tool': no option 'rate'; known: "),
 ]
 
 

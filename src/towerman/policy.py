@@ -156,7 +156,8 @@ def name_of(where: str, value: object) -> str:
 
 def nearest(key: str, known: Sequence[str]) -> str:
     """The nearest of the known names as a hint, or all of them."""
-    near = get_close_matches(key[:80], known, 1)
+    # A hint that is far off, such as 'writes' for 'rate', leads astray: then all the names say more.
+    near = get_close_matches(key[:80], known, 1, cutoff=0.65)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
 

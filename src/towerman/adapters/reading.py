@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Final, NoReturn
 
 from towerman.calls import Batch, Call
@@ -59,16 +60,18 @@ class RepeatedKeys(dict[str, object]):
 
 
 def fields_of(value: object) -> Fields | None:
-    """The fields of a mapping or of an SDK object as plain data, or None for anything else.
+    """The fields of a mapping, of an SDK object as plain data, or of a namespace; None for anything else.
 
     Only fields that the provider sent are taken, under the provider's names: what an SDK adds by itself is refused
-    when it is sent back.
+    when it is sent back. A `SimpleNamespace` is what tests and small clients make in place of an SDK object.
     """
     if type(value) is dict:
         return value
     try:
         if isinstance(value, Mapping):
             return dict(value)
+        if isinstance(value, SimpleNamespace):
+            return dict(vars(value))
         if isinstance(value, type):
             return None
         dump = getattr(value, "model_dump", None)
@@ -179,6 +182,8 @@ def _hint(data: object) -> str:
     name = type(data).__name__
     if name in ("coroutine", "Task", "Future"):
         return "await it first"
+    if type(data).__module__ == "unittest.mock":
+        return "a mock has no data of its own; let it return a dict or a SimpleNamespace"
     if name.endswith("Stream") or hasattr(type(data), "__anext__") or hasattr(type(data), "__next__"):
         return "collect a stream into one response first"
     if isinstance(data, Call):

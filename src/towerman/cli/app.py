@@ -288,7 +288,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print answers, limits and findings as JSON.")] = False,
 ) -> int:
-    """Answer the nine questions that one asks before enabling concurrent tools.
+    """Answer nine questions about your tools and limits.
 
     They are answered from what the tower's tools and limits declare; nothing is called. Then come the limits with the
     scope in force for each, and findings with the fix for each. The exit code is 1 when there is an error or a warning.

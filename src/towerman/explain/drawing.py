@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from math import ceil
 from typing import Final
 
 from towerman.explain.parts import Edge, EdgeKind, PlannedCall, RefusedCall
-from towerman.explain.telling import counted, headline, pools, waits
+from towerman.explain.telling import INDEPENDENT, counted, headline, pools, waits
 from towerman.timeline import columns, fit, printable
 
 MAX_CARDS: Final = 250
@@ -25,6 +26,7 @@ _LINE: Final = 17  # of text in a card
 _CHARACTERS: Final = 37  # of small text in a card
 _NAME_CHARACTERS: Final = 24
 _PLAIN_CHARACTER: Final = 6.7  # width of a small one
+_HEAD_CHARACTER: Final = 8.5  # of a headline, in the widest of its fonts
 
 _STYLE: Final = """
 :root{--page:#fff;--card:#f6f7f9;--edge:#d3d8df;--ink:#1a2027;--soft:#5a6572;--chain:#1a2027;
@@ -84,7 +86,9 @@ def draw(
             y += height + _ROW
     bottom: float = max((card.y + card.height for card in cards.values()), default=_TOP - 2 * _ROW)
     arrows = [edge for edge in edges if edge.before in cards and edge.after in cards]
-    width = max(2 * _MARGIN + len(rows) * (_CARD + _GAP) - _GAP, 2 * _MARGIN + 2 * _CARD + _GAP)
+    title = headline(calls, len(groups), len(refused), chain) if calls or refused else "No calls."
+    inner = max(len(rows), 2) * (_CARD + _GAP) - _GAP
+    width = 2 * _MARGIN + max(inner, ceil(_HEAD_CHARACTER * columns(title)))
 
     implied = _implied(arrows[:MAX_ARROWS], rows)
     body = [_arrow(edge, cards, number in implied) for number, edge in enumerate(arrows[:MAX_ARROWS])]
@@ -108,7 +112,6 @@ def draw(
         body += below
     body += _legend({edge.kind for edge in arrows}, chain, pale=bool(implied))
     total = bottom + _MARGIN
-    title = headline(calls, len(groups), len(refused), chain) if calls or refused else "No calls."
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{total:g}" '
@@ -173,6 +176,8 @@ def _card_lines(call: PlannedCall, reasons: Sequence[tuple[EdgeKind, str]]) -> l
     if len(call.touches) > 3:
         lines.append(("soft", f"and {len(call.touches) - 3} more"))
     lines += [("soft", pool) for pool in pools(call)]
+    if not lines:
+        lines.append(("soft", INDEPENDENT))
     if call.told:
         lines.append(("tshared", call.told))
     lines += [(f"t{kind}", f"after {reason}") for kind, reason in reasons[:4]]

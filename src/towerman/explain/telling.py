@@ -8,6 +8,9 @@ from typing import Final
 from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RefusedCall
 from towerman.timeline import printable
 
+INDEPENDENT: Final = "independent"
+"""What is told of a call that touches nothing and takes no place of its own: nothing at all reads like a gap."""
+
 _NAMED: Final = 4  # calls that are listed one by one in a reason
 
 
@@ -34,8 +37,8 @@ def tell(
         lines += ["", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}"]
         for index in group:
             call = by_index[index]
-            told = printable(", ".join((*call.touches, *pools(call))))
-            lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}".rstrip())
+            told = printable(", ".join((*call.touches, *pools(call)))) or INDEPENDENT
+            lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}")
             if call.told:
                 lines.append(f"  {'':{width}}    {call.told}")
             lines += [f"  {'':{width}}    waits for {printable(reason)}" for _, reason in reasons.get(index, ())]

@@ -85,7 +85,8 @@ def _taken(tower: weakref.ref[Declaring], path: str) -> Taken:
             log.warning("%s: not taken yet: %s", path, later)
         return Taken.LATER
     except Exception as wrong:
-        log.error("%s: not taken, what held before still holds: %s", path, wrong)
+        told = str(wrong).removeprefix(f"{path}: ")  # mistakes in the file begin with its name
+        log.error("%s: not taken, what held before still holds: %s", path, told)
         return Taken.DONE
     it._told_later = ""
     for line in str(changes).splitlines():
