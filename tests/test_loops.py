@@ -7,6 +7,7 @@ What happens on several real threads has no virtual time; here the order of even
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import os
@@ -512,7 +513,7 @@ def test_thread_affine_state_is_not_the_towers_business(tmp_path: Path) -> None:
 
     @tower.tool(independent=True)
     def read() -> int:
-        with sqlite3.connect(path) as connection:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
             return int(connection.execute("select 1").fetchone()[0])
 
     assert tower.execute_sync([Call("read", {})] * 5).ok
