@@ -96,7 +96,7 @@ def test_explain_exits_1_when_a_call_would_be_refused(desk: Path, capsys: pytest
         (["explain", "calls.json", "--tools", "my_tools:tower", "--graph", "no/out.svg"], "--graph no/out.svg: cannot"),
         (["explain", "calls.json", "--tools", "my_tools:tower", "--graph", "a\0b"], "Invalid value for '--graph'"),
         (["explain", "calls.json"], "Missing option '--tools' (see towerman explain --help)"),
-        (["check"], "Missing option '--tools' (see towerman check --help)"),
+        (["check"], "check: name what is to be checked: --tools MODULE:TOWER"),
         (["check", "--tools", "my_tools:tower", "--deadline", "0"], "--deadline: seconds, more than 0; got 0.0"),
     ],
 )

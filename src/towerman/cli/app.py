@@ -280,7 +280,12 @@ def _write(path: Path, text: str) -> None:
 
 @app.command(epilog=_EXIT_CODES)
 def check(
-    tools: _Tools,
+    tools: Annotated[
+        str | None,
+        typer.Option(
+            "--tools", metavar="MODULE:TOWER", help="Where the tools are; left out: the limits of --config alone."
+        ),
+    ] = None,
     config: _Config = None,
     deadline: Annotated[
         float | None,
@@ -290,14 +295,15 @@ def check(
 ) -> int:
     """Answer nine questions about your tools and limits.
 
-    They are answered from what the tower's tools and limits declare; nothing is called. Then come the limits with the
+    They are answered from what the tower's tools and limits declare; nothing is called. With --config alone they are
+    answered as far as a file can tell, which is not what tools touch. Then come the limits with the
     scope in force for each, and findings with the fix for each. The exit code is 1 when there is an error or a warning.
     """
     from towerman.cli.load import load_tower
     from towerman.cli.show import print_text, stdout_for_json, write_json
 
     with stdout_for_json() as out:
-        tower = load_tower(tools, config)
+        tower = load_tower(tools, config) if tools is not None else _tower_of(config)
         try:
             report = tower.check(deadline=deadline)
         except PolicyError as wrong:
@@ -307,6 +313,18 @@ def check(
     if not as_json:
         print_text(str(report))
     return OK if report.ok else NOT_OK
+
+
+def _tower_of(config: Path | None) -> Tower:
+    """A tower with the limits of a file, and without tools."""
+    from towerman.tower import Tower
+
+    if config is None:
+        raise Wrong("check: name what is to be checked: --tools MODULE:TOWER, or --config F for its limits alone")
+    try:
+        return Tower(config)
+    except PolicyError as wrong:
+        raise Wrong(f"--config: {wrong}") from None
 
 
 @app.command(epilog=_EXIT_CODES)
