@@ -46,6 +46,7 @@ from towerman.policy import (
     told_rate,
     whole,
 )
+from towerman.rates import MICRO, micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
@@ -563,18 +564,18 @@ class Tower(Declaring):
         gate, ledger = self._core.gate, self._core.gate.ledger
         if not ledger.timed:
             return {}, {}
-        ledger.at(self._core.now())
+        now = max(micros(self._core.now()), ledger.instant)
         rates = {}
         for key, meter in ledger.meters.items():
             numbers = meter.pace.numbers
             told = None if numbers is None else told_rate(*numbers)
-            left = meter.seconds_left(0) if meter.enforced else 0.0
+            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
             name = self._shown(key.removeprefix("rate:"))
             rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
         breakers = {}
         for key, fuse in ledger.fuses.items():
             circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
-            state = circuit.state(ledger.instant)
+            state = circuit.state(now)
             breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
         return rates, breakers
 
