@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
-from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
-from towerman.policy import Pool
+from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
+from towerman.policy import Pool, Retry
 from towerman.tower import PoolStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
@@ -42,7 +42,9 @@ __all__ = [
     "PolicyError",
     "Pool",
     "PoolStatistics",
+    "RateLimited",
     "Result",
+    "Retry",
     "Run",
     "Span",
     "Statistics",

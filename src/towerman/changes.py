@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, overload
 
 from towerman.errors import PolicyError
-from towerman.policy import POOL, TOWER, Pool, TowerPolicy, check_limits, shown
+from towerman.policy import POOL, TOWER, Pool, Retry, TowerPolicy, check_limits, shown
 from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
@@ -198,4 +198,6 @@ def _shown(value: object) -> str | None:
 def _part(value: object) -> str:
     if isinstance(value, tuple) and len(value) == 2:
         return f"{shown(value[0])}: {value[1]}"
+    if isinstance(value, Retry):
+        return str(value)
     return f"{value:g}" if isinstance(value, float) else shown(value)
