@@ -111,7 +111,6 @@ PLACES: list[tuple[Any, str]] = [
             "_attempt",
             "_try_again",
             "_rest",
-            "_wake",
             "_offer_again",
             "_failed",
             "_seal_as_it_was",

@@ -289,18 +289,25 @@ class Ending(Repeating):
         core = self.core
         turn = core.now() + intake.SLICE
         for index in range(start, len(work.calls)):
-            if work.results[index] is None and index not in work.jobs:
-                try:
-                    if work.groups is None or not self._tied(work, index):
-                        self._seal_closed(work, index)
-                        if work.again is not None and work.groups is not None and index in work.again:
-                            self._answered(work, index, [])  # calls may hang on what its last attempt came to
-                except Exception as fault:
-                    self._seal_plain(work, index, fault)
+            self._seal_open(work, index)
+            if work.again is not None and work.groups is not None and index in work.again:
+                group = work.groups.get(index)
+                if group is not None and group.source == index:
+                    for one in group.inside:  # who hung on what its last attempt came to
+                        self._seal_open(work, one)
             if not index & 15 and core.now() > turn:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
         self._hand_on(work)
+
+    def _seal_open(self, work: Work, index: int) -> None:
+        """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
+        if work.results[index] is None and index not in work.jobs:
+            try:
+                if work.groups is None or not self._tied(work, index):
+                    self._seal_closed(work, index)
+            except Exception as fault:
+                self._seal_plain(work, index, fault)
 
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
