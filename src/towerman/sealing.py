@@ -48,12 +48,8 @@ ENDS_TURN: Final = frozenset(
         "wait_timeout",
         "queue_full",
         "rate_limited",
-        "budget_exhausted",
-        "circuit_open",
         "deadline_exceeded",
         "would_deadlock",
-        "engine_unavailable",
-        "journal_unavailable",
     }
 )
 """Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
