@@ -41,6 +41,7 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
     CircuitBreaker,
     Flag,
     FromEnvironment,
@@ -678,6 +679,11 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
         case _:
             return st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$"), max_size=20)
 

@@ -108,6 +108,12 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_attempt",
+            "_try_again",
+            "_rest",
+            "_offer_again",
+            "_failed",
+            "_seal_as_it_was",
         )
     ),
     *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),

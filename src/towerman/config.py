@@ -37,6 +37,7 @@ from towerman.policy import (
     TOOL,
     TOWER,
     VARIABLE,
+    Attempts,
     Breaker,
     CircuitBreaker,
     Flag,
@@ -613,5 +614,14 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
         case _:
             return {"type": "string"}

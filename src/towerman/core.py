@@ -90,6 +90,9 @@ class Core:
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
         shared: calls that the run of another one answered.
+        retries: attempts after the first that were started.
+        backing_off: calls that wait to be tried again, and hold nothing.
+        random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -111,6 +114,9 @@ class Core:
         self.widened = 0
         self.answered = 0
         self.shared = 0
+        self.retries = 0
+        self.backing_off = 0
+        self.random: Callable[[], float] | None = None
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -128,6 +134,7 @@ class Core:
         self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
@@ -142,6 +149,14 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def chance(self) -> float:
+        """A random number from 0 up to 1."""
+        if self.random is None:
+            from random import random
+
+            self.random = random
+        return self.random()
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
         self.gate = gate
@@ -152,6 +167,7 @@ class Core:
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
+        self.backing_off = 0
         self.crowded = False
 
     def base(self, run: RunState, tool: Tool) -> Want:

@@ -19,7 +19,7 @@ from towerman import arguments
 from towerman.access import AccessRule
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -50,6 +50,7 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        retry: how its calls are tried again; None: they are not.
     """
 
     policy: ToolPolicy
@@ -68,6 +69,7 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    retry: Retry | None = None
 
     @property
     def name(self) -> str:
@@ -200,6 +202,7 @@ def compile_tool(
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
     )
 
 

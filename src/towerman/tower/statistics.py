@@ -85,6 +85,8 @@ class Statistics:
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -111,6 +113,8 @@ class Statistics:
     orphans: int
     orphans_released: int
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float
