@@ -263,9 +263,17 @@ async def retake(tower: Tower) -> None:
         await all_in.wait()
         return inside
 
-    tower.add_tool(probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9)
     tower.add_tool(
-        probe, name=f"probe-{number}-pools", independent=True, pools=whole or None, timeout=1e9, max_wait=1e9
+        probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9, when_busy="wait"
+    )
+    tower.add_tool(
+        probe,
+        name=f"probe-{number}-pools",
+        independent=True,
+        pools=whole or None,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
     )
     closed = tower._closed
     tower._closed = False
