@@ -30,6 +30,9 @@ from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
 
+LIMITED: Final = (RateLimited, ExceptionGroup)
+"""What may say that a service refuses further calls."""
+
 NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
@@ -129,7 +132,7 @@ class Ending(Repeating):
             if error is None and job.why is None:
                 self._seal_value(job, value, encoded, now)
             else:
-                if job.why is None and isinstance(error, RateLimited | ExceptionGroup):
+                if job.why is None and isinstance(error, LIMITED):
                     self._hear_limit(job, error)
                 if job.tool.retry is not None and self._try_again(job, error, now):
                     return
