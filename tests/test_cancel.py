@@ -26,7 +26,7 @@ import pytest
 from kit import CountedWorkers, Stage, gate_of, here, on_stage, sound, until, whole_again
 
 import towerman.runner.intake
-from towerman import Call, Context, Result, Run, ToolError, Tower
+from towerman import Breaker, Call, Context, Pool, Rate, RateLimited, Result, Run, ToolError, Tower
 from towerman.threads import Ticket
 from towerman.work import Job
 
@@ -407,6 +407,44 @@ def attempts(stage: Stage) -> Scene:
     wants = {5: ["3"]}
     calls = [Call(tool, {"n": n}, str(n), wants.get(n, ())) for n, tool in enumerate(names)]
     return Scene(stage, tower, calls, beside=other)
+
+
+@scene
+def rated(stage: Stage) -> Scene:
+    """Calls that wait for rates on the loop and on threads, beside another run; a service that wants a pause, and a
+    breaker that opens and is closed again by a probe.
+    """
+    tower = stage.tower(run_concurrency=3, pools={"api": Pool(2, rate="2/100ms")}, max_wait=5)
+    failures = {0: 1, 2: 1, 5: 1}
+
+    def attempt(n: int, wrong: Exception) -> None:
+        failures[n] = failures.get(n, 0) - 1
+        if failures[n] >= 0:
+            raise wrong
+
+    @tower.tool(independent=True, pools=["api"])
+    async def search(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(0.03)
+            attempt(n, RateLimited(0.2))
+
+    @tower.tool(independent=True, pools=["api"], rate=Rate(10, per=1.0, burst=1))
+    def fetch(n: int) -> None:
+        with stage.on(f"{n}"):
+            stage.rest(stage.loop, 0.02)
+
+    @tower.tool(independent=True, read_only=True, breaker=Breaker(failures=1, open_for=0.1), retry=3)
+    async def ask(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(0.05)
+            attempt(n, ConnectionError())
+
+    async def other() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("search", {"n": 100 + n}) for n in range(3)])
+
+    tools = ("search", "fetch", "ask", "search", "fetch", "ask", "search", "ask")
+    return Scene(stage, tower, [Call(tool, {"n": n}, str(n)) for n, tool in enumerate(tools)], beside=other)
 
 
 @scene

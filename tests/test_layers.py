@@ -22,7 +22,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls policy config retrying arguments+access tools changes plan ledger watched lots waiting "
+    "errors clock calls rates+breaker policy config retrying arguments+access tools changes plan ledger watched lots "
+    "waiting "
     "deadlock turns gate bounds leftovers trace timeline+sealing explain+check+report"
 )
 ROWS = [

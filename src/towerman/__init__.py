@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Pool, Retry
-from towerman.tower import PoolStatistics, Run, Statistics, Tower
+from towerman.policy import Breaker, Pool, Rate, Retry
+from towerman.tower import BreakerStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -23,6 +23,8 @@ __all__ = [
     "CODES",
     "Batch",
     "BatchResult",
+    "Breaker",
+    "BreakerStatistics",
     "Call",
     "Change",
     "Changes",
@@ -42,7 +44,9 @@ __all__ = [
     "PolicyError",
     "Pool",
     "PoolStatistics",
+    "Rate",
     "RateLimited",
+    "RateStatistics",
     "Result",
     "Retry",
     "Run",
