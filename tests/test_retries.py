@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import Stage, here, on_stage, retake, run_batch, sound, whole_again
@@ -28,6 +30,7 @@ from towerman import (
     Tower,
 )
 from towerman.runner import Shell
+from towerman.sealing import ENDS_TURN
 from towerman.testing import Rehearsal
 from towerman.timeline import stories
 
@@ -474,6 +477,33 @@ def test_r122_rate_limited_is_told_by_its_code(
     assert facts(result) == said
     assert result.retry_after == 1.5
     assert heard == [1.5] * result.attempts
+
+
+@pytest.mark.parametrize("where", ["loop", "thread"])
+@pytest.mark.parametrize("retry", [1, 3])
+def test_g1_a_limit_that_is_heard_may_end_the_batch(
+    stage: Stage, where: str, retry: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G1, R-122: slowing others down may have the caller cancel the batch in that very step: still one result a call,
+    and no further attempt.
+    """
+    tower = tower_of(stage)
+    monkeypatch.setattr(Shell, "_rate_limited", lambda shell, job, seconds: shell.cancel_work(job.work, "enough"))
+    seen: list[int] = []
+
+    async def on_loop(n: int) -> None:
+        raise RateLimited(1)
+
+    def on_thread(n: int) -> None:
+        raise RateLimited(1)
+
+    tower.add_tool(on_loop if where == "loop" else on_thread, name="ask", reads="k", retry=retry)
+    calls = [Call("ask", {"n": n}) for n in range(2)]
+    done = run_batch(stage, tower, calls, on_result=lambda result: seen.append(result.index))
+    sound(done, calls)
+    assert sorted(seen) == [0, 1]
+    assert [result.attempts for result in done][1:] == [0] or where == "thread"
+    assert {result.outcome for result in done} == {"cancelled"}
 
 
 @pytest.mark.parametrize("given_length", ["soon", -1, float("nan"), object(), None, 10**400, b"3"])
@@ -1239,6 +1269,13 @@ def test_r74_what_is_no_refusal_ends_no_turn(stage: Stage) -> None:
     assert not run_batch(stage, tower, []).end_turn
     late = run_batch(stage, tower, [Call("get", {"n": 0})], deadline=0)
     assert (late[0].code, late.end_turn) == ("deadline_exceeded", True)
+
+
+def test_r74_the_page_names_what_ends_a_turn() -> None:
+    """R-74: the codes that count are those on the page."""
+    page = (ROOT / "docs" / "retries.md").read_text(encoding="utf-8")
+    told = page.partition("These refusals count: ")[2].partition(". A mistake")[0]
+    assert set(re.findall(r"`(\w+)`", told)) == ENDS_TURN
 
 
 # ==================================================================== live changes, debug

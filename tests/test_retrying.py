@@ -165,6 +165,7 @@ def test_rate_limited_is_said_where_nothing_else_was_raised() -> None:
     assert rate_limited(RateLimited(1))
     assert rate_limited(group(RateLimited(1), RateLimited()))
     assert not rate_limited(group(RateLimited(1), ValueError()))
+    assert not rate_limited(ValueError())
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ the run is over before."""
 _UNREACHABLE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """Errors of the system that say what ConnectionError says, and have no class of their own."""
 
+_SEVERAL: Final = (RateLimited, BaseExceptionGroup)
+
 _DOUBLINGS: Final = 1000
 """More would leave the range of floats; the longest pause is met long before."""
 
@@ -126,11 +128,15 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 def rate_limited(error: BaseException) -> bool:
     """Does it say that a service refuses further calls, and nothing else?"""
+    if not isinstance(error, _SEVERAL):  # the usual case, told at a glance
+        return False
     return all(isinstance(leaf, RateLimited) for leaf in leaves(error))
 
 
 def asked_for(error: BaseException) -> float | None:
     """Seconds to wait, as the service says (the attribute `retry_after` of what was raised), the longest of several."""
+    if not isinstance(error, BaseExceptionGroup):
+        return length_of(_read(error, "retry_after"))
     found = None
     for leaf in leaves(error):
         length = length_of(_read(leaf, "retry_after"))
@@ -141,6 +147,8 @@ def asked_for(error: BaseException) -> float | None:
 
 def length_of(given: object) -> float | None:
     """A length of time in seconds, of a number, its text or a timedelta; None for whatever else."""
+    if given is None:
+        return None
     if isinstance(given, timedelta):
         given = given.total_seconds()
     elif isinstance(given, str):

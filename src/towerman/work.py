@@ -519,8 +519,8 @@ class BatchResult(Sequence[Result]):
         """A limit refused a call whose tool says `on_refusal="end_turn"`: the host is to end the turn here.
 
         Refused means not started, for a reason about which the model can do nothing for now: a busy limit, a full
-        queue, a wait or a run that is over, a circle of waits. Mistakes of the model, missing permission, and calls
-        that were cancelled or whose handler failed are told to the model as ever.
+        queue, a wait or a run that is over, a rate, an open circuit, a circle of waits. Mistakes of the model, missing
+        permission, and calls that were cancelled or whose handler failed are told to the model as ever.
         """
         from towerman.sealing import ENDS_TURN
 

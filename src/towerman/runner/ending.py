@@ -31,6 +31,9 @@ from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
 
+LIMITED: Final = (RateLimited, ExceptionGroup)
+"""What may say that a service refuses further calls."""
+
 USUAL_PAUSE: Final = 1.0
 """Seconds for which a tool pauses whose service asked for it and did not say how long."""
 
@@ -129,6 +132,8 @@ class Ending(Repeating):
         work, index = job.work, job.index
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
+        if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
+            self._hear_limit(job, error)  # which may end this batch, so it comes before the seal
         if job.sealed:
             self._late(job, error, now)
             self._keep_letter(job, value, error, encoded, now)
@@ -138,8 +143,6 @@ class Ending(Repeating):
             if error is None and job.why is None:
                 self._seal_value(job, value, encoded, now)
             else:
-                if job.why is None and isinstance(error, RateLimited | ExceptionGroup):
-                    self._hear_limit(job, error)
                 if job.tool.retry is not None and self._try_again(job, error, now):
                     return
                 if job.why is not None and (error is None or exit_in(error) is None):
