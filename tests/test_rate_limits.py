@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import Stage, codes, gate_of, on_stage, run_batch, sound
+from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, sound
 
-from towerman import Call, Event, PolicyError, Pool, Rate, RateLimited, Tower
+from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
 from towerman.policy import rate_of
 
 stage = pytest.fixture(on_stage)
@@ -701,3 +701,68 @@ def test_g12_a_pause_has_a_limit(stage: Stage) -> None:
                 await asyncio.sleep(1)
 
     stage.run(main())
+
+
+# --- beside everything else -------------------------------------------------------------------------------------------
+
+
+def test_s10_nested_calls_wait_for_a_rate_and_no_circle_is_seen(stage: Stage) -> None:
+    """S10: nested calls take starts of their own, which nobody can lend; a caller that holds the only place of the
+    process waits for them, and nobody is refused for a circle, since time goes on.
+    """
+    tower, starts = stage.tower(max_concurrency=1, max_wait=1e6), list[float]()
+    tower.add_tool(clocked(stage, starts), name="leaf", independent=True, rate="1/s", breaker=True)
+
+    @tower.tool(independent=True)
+    async def agent(ctx: Context) -> list[str | None]:
+        return codes(await ctx.execute([Call("leaf", {})] * 3))
+
+    done = run_batch(stage, tower, [Call("agent", {})])
+    assert done[0].value == [None] * 3
+    assert starts == [0, 1, 2]
+    assert repr(gate_of(tower).ledger.meters["rate:tool:leaf"]).startswith("Meter('rate:tool:leaf', Window(1 in ")
+    assert repr(gate_of(tower).ledger.fuses["breaker:tool:leaf"]).startswith("Fuse('breaker:tool:leaf', Circuit(closed")
+    assert tower.explain([Call("leaf", {})]).ok
+
+
+def test_r64_pools_and_pauses_that_go(stage: Stage) -> None:
+    """R-64: a pool that is taken away takes its rate and breaker along; a tool that was asked to pause keeps pausing
+    when its options change, and gets a rate in place of the pause.
+    """
+    tower = stage.tower(config={"pools": {"api": {"permits": 2, "rate": "1/s", "breaker": True}}}, max_wait=1e6)
+    starts: list[float] = []
+    tower.add_tool(clocked(stage, starts), name="other", independent=True)
+
+    @tower.tool(independent=True)
+    async def asked() -> None:
+        if not starts:
+            raise RateLimited(10)
+        starts.append(stage.clock.value)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("asked", {})])
+            tower.configure(tools={"asked": {"timeout": 5}})
+            assert tower.statistics().rates["tool:asked"].free_in == 10
+            tower.configure({"pools": {}})
+            assert set(tower.statistics().rates) == {"tool:asked"}
+            assert not tower.statistics().breakers
+            starts.append(0)
+            await run.execute([Call("asked", {})] * 2)
+            assert starts == [0, 10, 10]
+            tower.configure(tools={"asked": {"rate": "1/s"}})
+            await run.execute([Call("asked", {})] * 3)
+            assert starts[3:] == [10, 11, 12]
+
+    stage.run(main())
+
+
+def test_a_rate_in_the_child_of_a_fork_is_its_own(stage: Stage) -> None:
+    """R-09: rates count for one process; after a fork the child begins anew, with what it has declared."""
+    tower = wide(stage, pools={"api": Pool(5, rate="1/h", breaker=True)})
+    tower.add_tool(clocked(stage, []), name="q", independent=True, pools=["api"], when_busy="reject")
+    assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
+    tower._after_fork()
+    tower._core.workers = CountedWorkers("towerman-worker")
+    assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
+    stage.towers.remove(tower)  # an hour would have to pass for its probes
