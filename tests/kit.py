@@ -250,7 +250,9 @@ async def retake(tower: Tower) -> None:
     inside = 0
     all_in = asyncio.Event()
     whole: dict[str, int] = {
-        name: pool.permits - pool.reserve for name, pool in tower.options.pools.items() if pool.scope == "process"
+        name: pool.permits - pool.reserve
+        for name, pool in tower.options.pools.items()
+        if pool.scope == "process" and pool.breaker is None  # one that is open lets nobody through
     }
 
     async def probe() -> int:

@@ -41,11 +41,13 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    CircuitBreaker,
     Flag,
     FromEnvironment,
     Function,
     Kind,
     Location,
+    RateLimit,
     Seconds,
     Secret,
     Shares,
@@ -197,7 +199,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"crm": 0}}, "config: pools.crm: a whole number, 1 or more; got 0"),
     ({"pools": {"crm": {"permits": True}}}, "config: pools.crm.permits: a whole number, 1 or more; got True"),
     ({"pools": {"crm": {}}}, "config: pools.crm: permits is missing: a whole number, 1 or more"),
-    ({"pools": {"crm": {"permits": 1, "size": 1}}}, "config: pools.crm.size: no such key; known: max_queued, permits"),
+    (
+        {"pools": {"crm": {"permits": 1, "size": 1}}},
+        "config: pools.crm.size: no such key; known: breaker, max_queued, permits",
+    ),
     ({"pools": {"crm": {"permits": 1, "scope": "runs"}}}, "config: pools.crm.scope: one of 'process', 'run', 'tenant'"),
     ({"pools": {"crm": {"permits": 1, "reserve": 1}}}, "config: pools.crm.reserve: below permits (1)"),
     ({"pools": {"run": 1}}, "config: pools.run: this name is taken by Towerman's own limit"),
@@ -668,6 +673,17 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
         case Templates():
             one = st.sampled_from(["a:{key}", "b:{key}/**", "file:x/{key}", "plain"])
             return st.one_of(one, st.lists(one, min_size=1, max_size=3, unique=True))
+        case RateLimit():
+            number = st.integers(2, 20)
+            table = st.fixed_dictionaries(
+                {"limit": number},
+                optional={"per": st.floats(0.001, 1e6), "burst": number, "reserve": st.integers(0, 1)},
+            )
+            return st.one_of(st.builds("{}/{}".format, number, st.sampled_from(["s", "3s", "min", "day"])), table)
+        case CircuitBreaker():
+            number, length = st.integers(1, 9), st.floats(0.001, 1e6)
+            numbers = {"failures": number, "probes": number, "window": length, "open_for": length}
+            return st.one_of(st.just(True), st.fixed_dictionaries({}, optional=numbers))
         case Shares():
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)

@@ -195,7 +195,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"read_only": True, "writes": "k"}, "tool 'tool': read_only=True contradicts writes"),
     ({"read": "k"}, "tool 'tool': no option 'read'; did you mean 'reads'?"),
     ({"concurrency": 1}, "tool 'tool': no option 'concurrency'; did you mean 'max_concurrency'?"),
-    ({"rate": "10/s"}, "tool 'tool': no option 'rate'; known: "),
+    ({"zzz": "10/s"}, "tool 'tool': no option 'zzz'; known: "),
+    ({"rate": "10"}, 'tool \'tool\': rate: a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds)'),
+    ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
+    ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
+    ({"breaker": 5}, "tool 'tool': breaker: True, or failures, window, open_for and probes as Breaker takes them"),
+    ({"breaker": {"failures": 0}}, "tool 'tool': breaker.failures: a whole number, 1 or more; got 0"),
 ]
 
 
@@ -276,7 +281,7 @@ def test_r25_strict_asks_for_everything() -> None:
     """R-25: a tool without access, limit or retry class is refused, and all that is missing is named at once."""
     told = refusal(lambda: check_strict(policy()))
     assert told.startswith("tool 'tool': strict=True asks for access (")
-    assert "; a limit (pools= or max_concurrency=); a retry class (" in told
+    assert "; a limit (pools=, max_concurrency= or rate=); a retry class (" in told
     assert "access" not in refusal(lambda: check_strict(policy(reads="k")))
     check_strict(policy(reads="k", pools="crm"))
     check_strict(policy(writes="k", max_concurrency=1, idempotent=False))

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
-from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
-from towerman.policy import Pool
-from towerman.tower import PoolStatistics, Run, Statistics, Tower
+from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
+from towerman.policy import Breaker, Pool, Rate
+from towerman.tower import BreakerStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -24,6 +24,8 @@ __all__ = [
     "CODES",
     "Batch",
     "BatchResult",
+    "Breaker",
+    "BreakerStatistics",
     "Call",
     "Change",
     "Changes",
@@ -45,6 +47,9 @@ __all__ = [
     "PolicyError",
     "Pool",
     "PoolStatistics",
+    "Rate",
+    "RateLimited",
+    "RateStatistics",
     "Result",
     "Run",
     "Span",

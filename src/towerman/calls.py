@@ -141,9 +141,23 @@ class Ask:
         max_wait: the longest wait in seconds.
         bounds: (queue key, most waiting) pairs.
         labels: flat key -> what people are shown for it (a template, never a key).
+        rates: keys of the rate limits in which its start counts, no key twice.
+        breakers: keys of the circuit breakers that it goes through, no key twice.
     """
 
-    __slots__ = ("bounds", "holds", "labels", "max_wait", "permits", "priority", "run", "tool", "wait")
+    __slots__ = (
+        "bounds",
+        "breakers",
+        "holds",
+        "labels",
+        "max_wait",
+        "permits",
+        "priority",
+        "rates",
+        "run",
+        "tool",
+        "wait",
+    )
 
     def __init__(
         self,
@@ -157,6 +171,8 @@ class Ask:
         max_wait: float = 30.0,
         bounds: tuple[tuple[str, int], ...] = (),
         labels: Mapping[str, str] | None = None,
+        rates: tuple[str, ...] = (),
+        breakers: tuple[str, ...] = (),
     ) -> None:
         self.run = run
         self.tool = tool
@@ -167,6 +183,8 @@ class Ask:
         self.max_wait = max_wait
         self.bounds = bounds
         self.labels = labels or {}
+        self.rates = rates
+        self.breakers = breakers
 
     def __repr__(self) -> str:
         return f"Ask(run={self.run}, tool={self.tool!r}, permits={dict(self.permits)}, holds={len(self.holds)})"
@@ -179,10 +197,12 @@ class Rejection:
     Args:
         code: `concurrency_limit`, `queue_full`, `wait_timeout`, `deadline_exceeded`, ...
         blocker: what it waited for or met, as people are shown it: `pool crm`, `resource file:{path}`.
+        retry_after: seconds after which trying again can help, where that is known.
     """
 
     code: Code
     blocker: str
+    retry_after: float | None = None
 
 
 class _Slots:

@@ -37,6 +37,8 @@ from towerman.policy import (
     TOOL,
     TOWER,
     VARIABLE,
+    Breaker,
+    CircuitBreaker,
     Flag,
     FromEnvironment,
     Function,
@@ -44,6 +46,8 @@ from towerman.policy import (
     Location,
     Option,
     Pool,
+    Rate,
+    RateLimit,
     Seconds,
     Secret,
     Shares,
@@ -589,6 +593,18 @@ def _object(
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
+def _of_fields(made: type[Rate] | type[Breaker]) -> dict[str, object]:
+    """A table of numbers, as a class takes them."""
+    properties = {
+        one.name: {"type": "integer", "minimum": 0 if one.name == "reserve" else 1}
+        if one.name in ("limit", "burst", "reserve", "failures", "probes")
+        else {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
+        for one in fields(made)
+    }
+    required = ["limit"] if made is Rate else []
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
+
+
 def _of_kind(kind: Kind) -> dict[str, object]:
     several = {"type": "array", "items": {"type": "string"}}
     match kind:
@@ -603,6 +619,11 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Templates():
             text = {"type": "string", "pattern": r"\S"}
             return {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
+        case RateLimit():
+            text = {"type": "string", "pattern": r"^\s*\d+\s*/\s*\d*\s*[A-Za-z]+\s*$|\$\{"}
+            return {"anyOf": [text, _of_fields(Rate)]}
+        case CircuitBreaker():
+            return {"anyOf": [{"const": True}, _of_fields(Breaker)]}
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}

@@ -124,6 +124,9 @@ class Core:
         self.orphans = 0
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
+        self.paused: set[str] = set()  # tools without a rate of their own that were asked to pause
+        self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
+        self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
@@ -164,12 +167,22 @@ class Core:
             permits.append((f"tool:{tool.name}", 1))
         if policy.max_queued is not None:
             bounds.append((f"tool:{tool.name}", policy.max_queued))
+        rates: list[str] = []
+        breakers: list[str] = []
+        if policy.rate is not None or tool.name in self.paused:
+            rates.append(f"rate:tool:{tool.name}")
+        if policy.breaker is not None:
+            breakers.append(f"breaker:tool:{tool.name}")
         for name, units in policy.pools:
             pool = tower.pools[name]
             key = pool_key(name, pool.scope, run)
             permits.append((key, units))
             if pool.max_queued is not None:
                 bounds.append((key, pool.max_queued))
+            if pool.rate is not None:
+                rates.append(f"rate:{key}")
+            if pool.breaker is not None:
+                breakers.append(f"breaker:{key}")
         holds, labels = self.holds(run.number, tool.kind, ())
         base = Want(
             run.number,
@@ -181,6 +194,8 @@ class Core:
             max_wait=tool.max_wait,
             bounds=tuple(bounds),
             labels=labels,
+            rates=tuple(rates),
+            breakers=tuple(breakers),
         )
         base.kind = tool.kind
         base.of = tool
@@ -214,12 +229,15 @@ class Core:
         if run.gone:  # its own limits may be gone, too, and nothing more of it starts
             return want
         had = {key for key, _ in want.permits}
-        missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
-        found = want.with_limits(missing, self.gate.ledger) if missing else want
+        base = self.base(run, want.of)
+        missing = tuple(one for one in base.permits if one[0] not in had)
+        other = missing or (want.rates, want.breakers) != (base.rates, base.breakers)
+        found = want.with_limits(missing, self.gate.ledger, base) if other else want
         made[id(want)] = want, found
-        if missing:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
+        if other:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
             _, alike = made.setdefault(id(want.pools), (want.pools, found))
-            found.pools, found.pool_states = alike.pools, alike.pool_states
+            if found is not alike:
+                found.pools, found.pool_states = alike.pools, alike.pool_states
         return found
 
     def rehearsal(self) -> Core:
@@ -238,6 +256,13 @@ class Core:
             for pool in self.gate.ledger.pools.values():
                 if pool.scope == "process":
                     other.gate.ledger.add_pool(pool.anew())
+            other.paused = set(self.paused)
+            for meter in self.gate.ledger.meters.values():
+                if meter.scope == "process":
+                    other.gate.ledger.add_meter(meter.anew())
+            for fuse in self.gate.ledger.fuses.values():
+                if fuse.scope == "process":
+                    other.gate.ledger.add_fuse(fuse.anew())
         return other
 
     def most(self, size: int, *, planned: bool) -> int:

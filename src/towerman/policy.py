@@ -26,6 +26,7 @@ from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_arg
 
 from towerman.calls import Result
 from towerman.errors import PolicyError
+from towerman.rates import Numbers, micros
 
 Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
 """What a tool declares for `reads` or `writes`: a template, a callable of the arguments, or a list of these."""
@@ -336,6 +337,30 @@ class Shares:
         raise _say(where, value, self.allowed)
 
 
+class RateLimit:
+    """How many starts in how long."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        'a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds), burst and reserve as Rate takes them'
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """A `Rate`."""
+        return rate_of(where, value)
+
+
+class CircuitBreaker:
+    """When to stop calling what keeps failing."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, or failures, window, open_for and probes as Breaker takes them"
+
+    def check(self, where: str, value: object) -> object:
+        """A `Breaker`."""
+        return breaker_of(where, value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
@@ -344,6 +369,180 @@ class Option(NamedTuple):
 
 
 # -------------------------------------------------------------------------------------------- pools
+
+
+_RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{0,9})\s*([a-zA-Z]+)\s*")
+
+_UNITS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+
+MOST_STARTS: Final = 100_000
+"""Most starts in an exact window: each of them is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many calls may start in how long. It limits starts, not how many run at once.
+
+    Args:
+        limit: starts in each period, 1 or more.
+        per: the period in seconds, a microsecond or more.
+        burst: None: no window of the period, wherever it is laid, holds more starts than `limit`, counted from the
+            first line of the handler; "10/s" says the same. A number: starts come at an even pace of `limit` in a
+            period, and after a rest so many may come together (generic cell rate algorithm: at most burst + t * limit /
+            per starts are let in in any t seconds).
+        reserve: starts of the limit (or of the burst) kept for runs of a priority above 0; less than that.
+
+    Raises:
+        PolicyError: a number out of its range.
+    """
+
+    limit: int
+    per: float = 1.0
+    burst: int | None = None
+    reserve: int = 0
+
+    def __post_init__(self) -> None:
+        whole("Rate.limit", self.limit)
+        if seconds("Rate.per", self.per) < 1e-6:
+            raise PolicyError(f"Rate.per: seconds, a microsecond (1e-6) or more; got {shown(self.per)}")
+        if self.burst is None:
+            if self.limit > MOST_STARTS:
+                raise PolicyError(
+                    f"Rate.limit: an exact window remembers each start, so {MOST_STARTS} at most; give a burst for more"
+                )
+        else:
+            whole("Rate.burst", self.burst)
+        whole("Rate.reserve", self.reserve, least=0)
+        most, name = (self.limit, "limit") if self.burst is None else (self.burst, "burst")
+        if self.reserve >= most:
+            raise PolicyError(
+                f"Rate.reserve: below {name} ({most}), or runs of priority 0 could never start; "
+                f"got {shown(self.reserve)}"
+            )
+
+    @property
+    def numbers(self) -> Numbers:
+        """Limit, period in microseconds, burst and reserve."""
+        return (self.limit, micros(self.per), self.burst, self.reserve)
+
+    def __str__(self) -> str:
+        return told_rate(*self.numbers)
+
+
+def rate_of(where: str, value: object) -> Rate:
+    """A rate from `Rate`, a text such as "10/s", "100/min", "3/5s", or a mapping of the fields.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is none of these.
+    """
+    if isinstance(value, Rate):
+        return value
+    if isinstance(value, Mapping):
+        only_known(where, value, ("limit", "per", "burst", "reserve"))
+        if "limit" not in value:
+            raise PolicyError(f"{where}: limit is missing: starts in a period, for example {{limit = 10}}")
+        try:
+            return Rate(**value)
+        except PolicyError as wrong:
+            raise PolicyError(f"{where}.{str(wrong).removeprefix('Rate.')}") from None
+    found = _RATE.fullmatch(value) if isinstance(value, str) else None
+    unit = _UNITS.get(found[3].lower()) if found is not None else None
+    if found is None or unit is None or not int(found[1]) or found[2].strip("0") == "" != found[2]:
+        raise _say(where, value, RateLimit.allowed)
+    try:
+        return Rate(int(found[1]), int(found[2] or 1) * unit)
+    except PolicyError as wrong:
+        raise PolicyError(f"{where}: {str(wrong).partition(': ')[2]}") from None
+
+
+def told_rate(limit: int, period: int, burst: int | None, reserve: int) -> str:
+    """A rate as people write it: `10/s`, `100/min, burst 20, 5 in reserve`.
+
+    Args:
+        limit: starts in a period.
+        period: microseconds.
+        burst: starts that may come together, or None.
+        reserve: starts kept for runs of a priority above 0.
+    """
+    per = next((unit for unit, length in _SAID if period == length), f"{period / 1_000_000:g}s")
+    told = [f"{limit}/{per}"]
+    if burst is not None:
+        told.append(f"burst {burst}")
+    if reserve:
+        told.append(f"{reserve} in reserve")
+    return ", ".join(told)
+
+
+_SAID: Final = (("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000), ("day", 86_400_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Stop calling what keeps failing: a circuit breaker, decided in the same step as everything else.
+
+    Args:
+        failures: failed calls within the window that open it. A call fails when its handler raises anything but
+            `ToolError` or `RateLimited`, or runs into its timeout.
+        window: seconds.
+        open_for: seconds for which calls are refused, `circuit_open`, before some are tried.
+        probes: calls that are tried then, at once; when all of them come back well it closes, with the first that
+            fails it is open again.
+
+    Raises:
+        PolicyError: a number out of its range.
+    """
+
+    failures: int = 5
+    window: float = 30.0
+    open_for: float = 10.0
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        whole("Breaker.failures", self.failures)
+        seconds("Breaker.window", self.window)
+        seconds("Breaker.open_for", self.open_for)
+        whole("Breaker.probes", self.probes)
+
+    def __str__(self) -> str:
+        return f"{self.failures} failures in {self.window:g} s, open for {self.open_for:g} s, {self.probes} probes"
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Failures, window and time open in microseconds, probes."""
+        return (self.failures, micros(self.window), micros(self.open_for), self.probes)
+
+
+def breaker_of(where: str, value: object) -> Breaker:
+    """A breaker from `Breaker`, True (the defaults), or a mapping of the fields.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is none of these.
+    """
+    if isinstance(value, Breaker):
+        return value
+    if value is True:
+        return Breaker()
+    if isinstance(value, Mapping):
+        only_known(where, value, ("failures", "window", "open_for", "probes"))
+        try:
+            return Breaker(**value)
+        except PolicyError as wrong:
+            raise PolicyError(f"{where}.{str(wrong).removeprefix('Breaker.')}") from None
+    raise _say(where, value, CircuitBreaker.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +555,8 @@ class Pool:
         scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one
             tenant together; "run": each run alone, which protects nothing that runs share.
         reserve: permits kept for runs of a priority above 0; below `permits`.
+        rate: a rate limit over the starts of all its calls: "10/s", or `Rate`.
+        breaker: a circuit breaker over all its calls: `Breaker`, or True for the usual numbers.
 
     Raises:
         PolicyError: a number out of its range.
@@ -365,12 +566,16 @@ class Pool:
     max_queued: int | None = None
     scope: Scope = "process"
     reserve: int = 0
+    rate: Rate | None = None
+    breaker: Breaker | None = None
 
     def __post_init__(self) -> None:
         for key, option in POOL.items():
             value = getattr(self, key)
-            if key != "max_queued" or value is not None:
-                option.kind.check(f"Pool.{key}", value)
+            if key not in ("max_queued", "rate", "breaker") or value is not None:
+                checked = option.kind.check(f"Pool.{key}", value)
+                if key in ("rate", "breaker"):
+                    object.__setattr__(self, key, checked)
         check_reserve("Pool.reserve", self.reserve, self.permits)
 
 
@@ -381,6 +586,8 @@ POOL: Final[Mapping[str, Option]] = {
         Word(Scope), "whom it counts for: all runs of the process, the runs of one tenant together, each run alone"
     ),
     "reserve": Option(Whole(0), "permits kept for runs of a priority above 0; below permits"),
+    "rate": Option(RateLimit(), "how many of its calls may start in how long"),
+    "breaker": Option(CircuitBreaker(), "refuse its calls for a while when they keep failing"),
 }
 """The options of a pool."""
 
@@ -433,6 +640,8 @@ class ToolPolicy:
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
+    rate: Rate | None = None
+    breaker: Breaker | None = None
     timeout: float | None = None
     max_wait: float | None = None
     max_queued: int | None = None
@@ -477,6 +686,8 @@ TOOL: Final[Mapping[str, Option]] = {
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
+    "rate": Option(RateLimit(), "how many of its calls may start in how long"),
+    "breaker": Option(CircuitBreaker(), "refuse its calls for a while when they keep failing"),
     "timeout": Option(Seconds(), "seconds one call may run"),
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
@@ -621,8 +832,8 @@ def check_strict(policy: ToolPolicy) -> None:
     missing = []
     if not policy.declares_access:
         missing.append("access (reads=, writes=, independent=True or sequential=True)")
-    if not policy.pools and policy.max_concurrency is None:
-        missing.append("a limit (pools= or max_concurrency=)")
+    if not policy.pools and policy.max_concurrency is None and policy.rate is None:
+        missing.append("a limit (pools=, max_concurrency= or rate=)")
     if policy.read_only is None and policy.idempotent is None and not policy.effect_free:
         missing.append("a retry class (read_only= or idempotent=, True or False)")
     if missing:

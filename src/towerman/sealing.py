@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Final
 
 from towerman.bounds import Encoded, EncodingError, encode
@@ -29,7 +30,9 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "circuit_open",
         "concurrency_limit",
+        "rate_limited",
         "wait_timeout",
         "queue_full",
         "call_cap",
@@ -46,6 +49,8 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
     "wait_timeout": "Not started: waited {wait:g} s for {blocker}. Try again later.",
+    "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
+    "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
@@ -54,7 +59,7 @@ _REFUSALS: Final[Mapping[str, str]] = {
 }
 
 
-def refusal(code: Code, blocker: str, wait: float, *, never: bool = False) -> str:
+def refusal(code: Code, blocker: str, wait: float, *, never: bool = False, retry_after: float | None = None) -> str:
     """Why the gate refused, in a sentence.
 
     Args:
@@ -62,10 +67,19 @@ def refusal(code: Code, blocker: str, wait: float, *, never: bool = False) -> st
         blocker: what was in the way, as people are shown it.
         wait: the longest wait in seconds.
         never: it has less than the call takes, also when nothing is at work.
+        retry_after: seconds after which trying again can help, where that is known.
     """
     if never:
         return f"Not started: it takes more of {blocker} than there is for it, even when nothing else is at work."
-    return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait)
+    later = " Try again later." if retry_after is None else f" Try again in {_rounded(retry_after):g} s."
+    return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait, later=later)
+
+
+def _rounded(seconds: float) -> float:
+    """A wait for a person or a model: never too short, and with no more digits than help."""
+    if seconds >= 10:
+        return float(ceil(seconds))
+    return ceil(seconds * 100) / 100
 
 
 def notice(most: int, size: int) -> str:
@@ -218,9 +232,17 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: str, retryable: str) -> str:
+def failure(
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    started: bool,
+    applied: str,
+    retryable: str,
+    retry_after: float | None = None,
+) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
-    told = {
+    told: dict[str, object] = {
         "code": code,
         "message": clean(message),
         "outcome": outcome,
@@ -228,6 +250,8 @@ def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: 
         "applied": applied,
         "retryable": retryable,
     }
+    if retry_after is not None:
+        told["retry_after"] = _rounded(retry_after)
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -241,11 +265,12 @@ def refused(
     waited_for: tuple[str, ...],
     *,
     never: bool = False,
+    retry_after: float | None = None,
 ) -> Result:
     """The result of a call that does not start; `never`: nor would it if it came again."""
     retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY and not never else "no"
     message = clean(message)
-    content = failure(code, message, outcome, False, "no", retryable)
+    content = failure(code, message, outcome, False, "no", retryable, retry_after)
     return make_result(
         index,
         call.id,
@@ -255,6 +280,7 @@ def refused(
         message,
         content,
         retryable=retryable,
+        retry_after=retry_after,
         waited=waited,
         waited_for=waited_for,
         original_bytes=len(content.encode()),

@@ -157,13 +157,15 @@ class Want(Wants[Lot[Owner]]):
     of: Tool
     shared: bool
 
-    def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]]) -> Want:
-        """The same with these permits more."""
+    def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]], base: Want) -> Want:
+        """The same with these permits more, and with the rates and breakers of another one of its tool and run."""
         other = self.with_holds(self.accesses, self.holds, self.labels)
         other.shared = self.shared
         other.permits = (*self.permits, *permits)
         other.pools = (*self.pools, *((ledger.pools[key], units) for key, units in permits))
         other.pool_states = tuple(pool for pool, _ in other.pools)
+        other.rates, other.breakers = base.rates, base.breakers
+        other.meters, other.fuses, other.marked = base.meters, base.fuses, base.marked
         return other
 
     def likeness(self, call: Call, keywords: Mapping[str, object]) -> Hashable | None:
@@ -192,6 +194,11 @@ class Want(Wants[Lot[Owner]]):
         other.accesses = accesses
         other.holds = holds
         other.labels = labels
+        other.rates = self.rates
+        other.breakers = self.breakers
+        other.meters = self.meters
+        other.fuses = self.fuses
+        other.marked = self.marked
         return other
 
 

@@ -112,7 +112,10 @@ def _apart(declared: Declared) -> _Said:
     writes = [tool for tool in declared.tools if not tool.effect_free]
     unsaid = [tool.name for tool in writes if tool.policy.idempotent is None]
     cap = f"{tower.max_calls_per_batch} calls of a response" if tower.on_excess == "tell" else "no cap on a response"
-    told = f"No limit here stands for a rate or a budget, and none is declared; {cap}"
+    rates = [f"tool {tool.name} {tool.policy.rate}" for tool in declared.tools if tool.policy.rate is not None]
+    rates += [f"pool {name} {pool.rate}" for name, pool in tower.pools.items() if pool.rate is not None]
+    starts = f"rates: {listed(rates)}" if rates else "no rate is declared"
+    told = f"No concurrency limit here stands for a rate or a budget; {starts}; no budget is declared; {cap}"
     if unsaid:
         return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}."
     if not writes:

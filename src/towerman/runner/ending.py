@@ -20,14 +20,21 @@ from typing import Final, cast
 
 from towerman import sealing
 from towerman.bounds import Encoded, EncodingError
+from towerman.breaker import Verdict
 from towerman.calls import Applied, Outcome
-from towerman.errors import Code
+from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
 from towerman.runner.offering import Offering, belongs, count_orphan
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
+
+USUAL_PAUSE: Final = 1.0
+"""Seconds for which a tool pauses whose service asked for it and did not say how long."""
+
+MOST_PAUSE: Final = 3600.0
+"""Seconds for which it pauses at most, whatever the service said."""
 
 NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
@@ -116,6 +123,8 @@ class Ending(Offering):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if job.entry.wants.fuses:
+            self._tell_fuses(job, error, now)
         if job.sealed:
             self._late(job, error, now)
             self._keep_letter(job, value, error, encoded, now)
@@ -160,10 +169,35 @@ class Ending(Offering):
             due = self._due() if core.crowded else gate.wake_at
             if due < self._timer_at:
                 self._arm(due)
-        elif decided or notes:
+        elif decided or notes or gate.wake_at < self._timer_at:
             self._take(decided, notes)
         if not work.left and work.waiters:
             self._hand_on(work)
+
+    def _tell_fuses(self, job: Job, error: BaseException | None, now: float) -> None:
+        """How a call came back, for its circuit breakers."""
+        with self.core.lock:
+            decided = self.core.gate.verdict(job.entry, verdict_of(job.why, error), now)
+            notes = self._notes()
+        self._take(decided, notes)
+
+    def _rate_limited(self, job: Job, seconds: float | None) -> None:
+        """A handler was told by its service to slow down: so are all calls that count in the rates of its tool (R-122).
+
+        Args:
+            job: whose handler said so.
+            seconds: for how long; None: it did not say.
+        """
+        core = self.core
+        pause = min(USUAL_PAUSE if seconds is None else max(0.0, seconds), MOST_PAUSE)
+        with core.lock:
+            meters = job.entry.wants.meters
+            if not meters:
+                core.pause(job.tool.name)
+                meters = tuple(one for one in [core.gate.ledger.meters.get(f"rate:tool:{job.tool.name}")] if one)
+            decided = core.gate.pause(meters, pause, core.now())
+            notes = self._notes()
+        self._take(decided, notes)
 
     def _late(self, job: Job, error: BaseException | None, now: float) -> None:
         """An orphan has ended: what it brings is dropped and counted."""
@@ -192,8 +226,11 @@ class Ending(Offering):
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
-            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
-            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for, never=never)
+            left = entry.rejection.retry_after
+            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
+            self._refuse(
+                work, index, code, message, waited=waited, waited_for=waited_for, never=never, retry_after=left
+            )
         self._settle(work, index, False)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
@@ -354,6 +391,8 @@ class Ending(Offering):
         job.sealed = True
         work.jobs.pop(index, None)
         self._seal_stopped(job, now, still_running=True)
+        if job.entry.wants.fuses:
+            self._tell_fuses(job, None, now)
         with core.lock:
             if core.policy.on_orphan == "hold":
                 decided = core.gate.orphan(job.entry, now)
@@ -421,6 +460,23 @@ class Ending(Offering):
         self._refuse(work, index, "cancelled", message, "cancelled", waited=waited, waited_for=waited_for)
         self._take(decided, notes)
         self._settle(work, index, False)
+
+
+def verdict_of(why: Code | None, error: BaseException | None) -> Verdict:
+    """What the end of a call says of whatever is behind its tool: `why` it was told to stop, what it raised.
+
+    A `ToolError` is an answer; a request to slow down is for the rate. What was cancelled says nothing.
+    """
+    if why is not None:
+        return "failed" if why == "handler_timeout" else "nothing"
+    if error is None or isinstance(error, ToolError):
+        return "well"
+    if isinstance(error, RateLimited):
+        return "nothing"
+    if isinstance(error, BaseExceptionGroup):
+        leaves = {verdict_of(None, one) for one in error.exceptions}
+        return next((verdict for verdict in ("failed", "nothing") if verdict in leaves), "well")
+    return "failed" if isinstance(error, Exception) else "nothing"
 
 
 def _urgency(owner: Owner) -> tuple[float, int, int]:

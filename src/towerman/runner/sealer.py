@@ -56,6 +56,7 @@ class Sealer:
         waited: float = 0.0,
         waited_for: tuple[str, ...] = (),
         never: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         """Seal a call that does not start, unless it is sealed; `never`: nor would it if it came again."""
         if work.results[index] is not None:
@@ -63,7 +64,17 @@ class Sealer:
         work.keywords[index] = None
         work.wants[index] = None
         try:
-            result = sealing.refused(index, work.calls[index], code, message, outcome, waited, waited_for, never=never)
+            result = sealing.refused(
+                index,
+                work.calls[index],
+                code,
+                message,
+                outcome,
+                waited,
+                waited_for,
+                never=never,
+                retry_after=retry_after,
+            )
         except Exception as fault:
             self._seal_plain(work, index, fault)
             return

@@ -229,10 +229,22 @@ class Shell(Ending):
         if work.run.limit < due:
             due = work.run.limit
         job.due = due
+        if job.entry.wants.marked:
+            self._mark_begun(job, now)
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:
             self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+
+    def _mark_begun(self, job: Job, now: float) -> None:
+        """A call that counts in rates begins; whoever waits for that may be due earlier."""
+        with self.core.lock:
+            sooner = self.core.gate.begun(job.entry, now)
+        if sooner:
+            try:
+                self.loop.call_soon_threadsafe(self.look)
+            except RuntimeError:  # the loop is gone, and so are its timers
+                return
 
     async def _in_task(self, job: Job, keywords: dict[str, object]) -> None:
         """The body of a call's task. With own_task=False it goes on with the batch's next such call."""

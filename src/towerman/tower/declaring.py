@@ -23,10 +23,12 @@ from towerman.gate import GRANTED
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
+    Breaker,
     Declared,
     Merge,
     Pool,
     Preset,
+    Rate,
     RunIn,
     TowerPolicy,
     WhenBusy,
@@ -145,6 +147,8 @@ class Declaring:
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
+        rate: str | Rate | Mapping[str, float] | None = None,
+        breaker: bool | Breaker | Mapping[str, float] | None = None,
         timeout: float | None = None,
         max_wait: float | None = None,
         max_queued: int | None = None,
@@ -179,6 +183,9 @@ class Declaring:
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
+            rate: how many of its calls may start in how long, in this process: "10/s", "100/min", "3/5s" (no window of
+                that length holds more starts), or `Rate`.
+            breaker: refuse its calls for a while when they keep failing: `Breaker`, or True for the usual numbers.
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.

@@ -31,11 +31,51 @@ class PoolStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class RateStatistics:
+    """One rate limit at one instant.
+
+    Args:
+        rate: as declared, for example `10/s`; None where there is only a pause that its service asked for.
+        started: calls that it has let start, all told.
+        queued: calls that wait for it and have everything else that they want.
+        scope: whom it counts for.
+        free_in: seconds until it lets the next call start, at least; 0 now.
+    """
+
+    rate: str | None
+    started: int
+    queued: int
+    scope: str
+    free_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerStatistics:
+    """One circuit breaker at one instant.
+
+    Args:
+        state: `closed`, `open` or `half_open`.
+        opened: how often it has opened.
+        refused: calls that it has not let through.
+        probing: calls on trial that have not come back.
+        scope: whom it counts for.
+    """
+
+    state: str
+    opened: int
+    refused: int
+    probing: int
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
     Args:
         pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
+        rates: rate limits by name: `tool:NAME`, or a pool's name.
+        breakers: circuit breakers by name, in the same way.
         runs: runs that are open.
         running: calls whose handlers are at work and whose results are open.
         waiting: calls in the gate's queue.
@@ -60,6 +100,8 @@ class Statistics:
     """
 
     pools: Mapping[str, PoolStatistics]
+    rates: Mapping[str, RateStatistics]
+    breakers: Mapping[str, BreakerStatistics]
     runs: int
     running: int
     waiting: int

@@ -43,12 +43,13 @@ from towerman.policy import (
     pools_of,
     seconds,
     shown,
+    told_rate,
     whole,
 )
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import PoolStatistics, Statistics
+from towerman.tower.statistics import BreakerStatistics, PoolStatistics, RateStatistics, Statistics
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
@@ -185,6 +186,8 @@ class Tower(Declaring):
         self._run_count = 0
         self._prefix = os.urandom(4).hex()
         self._limits = Limits(self._core)
+        self._core.runs = self._runs
+        self._core.pause = self._limits.pause
         self._closed = False
         try:
             listed = tuple(observers)
@@ -531,11 +534,14 @@ class Tower(Declaring):
                 pools[name] = PoolStatistics(
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
+            rates, breakers = self._timed_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
+            rates=rates,
+            breakers=breakers,
             runs=len(self._runs),
             running=gate["running"],
             waiting=gate["parked"],
@@ -558,6 +564,26 @@ class Tower(Declaring):
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
         )
+
+    def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
+        """Rates and breakers at this instant; under the lock."""
+        gate, ledger = self._core.gate, self._core.gate.ledger
+        if not ledger.timed:
+            return {}, {}
+        ledger.at(self._core.now())
+        rates = {}
+        for key, meter in ledger.meters.items():
+            numbers = meter.pace.numbers
+            told = None if numbers is None else told_rate(*numbers)
+            left = meter.seconds_left(0) if meter.enforced else 0.0
+            name = self._shown(key.removeprefix("rate:"))
+            rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
+        breakers = {}
+        for key, fuse in ledger.fuses.items():
+            circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
+            state = circuit.state(ledger.instant)
+            breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
+        return rates, breakers
 
     def report(self) -> ObserveReport:
         """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
@@ -582,6 +608,7 @@ class Tower(Declaring):
             return reported(
                 tally,
                 ledger.limits,
+                ledger.rates,
                 ledger.waiting,
                 ledger.refused,
                 core.now() - self._born,
