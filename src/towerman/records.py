@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
@@ -68,6 +68,18 @@ class JournalUnavailable(TowermanError):
 
 class Unsettled(TowermanError):
     """What was to be settled, decided or claimed is not there, or not in that state; the text says which."""
+
+
+class NotBegun(TowermanError):
+    """Calls that were to be begun together were not, since something else is to be done with some of them.
+
+    Args:
+        told: for each of them what is to be done, and the record that says so.
+    """
+
+    def __init__(self, told: Sequence[tuple[Verdict, Record | None]]) -> None:
+        super().__init__("some of the calls were begun before")
+        self.told = told
 
 
 # -------------------------------------------------------------------------------------------- identity
