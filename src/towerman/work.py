@@ -218,9 +218,10 @@ class Filed:
         token: of the start that its intent was written for.
         begun: the intent is on the disk.
         told: its outcome was handed to the journal, or came from there.
+        riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "digest", "key", "told", "token")
+    __slots__ = ("begun", "digest", "key", "riders", "told", "token")
 
     def __init__(self, key: bytes | None, digest: bytes | None) -> None:
         self.key = key
@@ -228,6 +229,7 @@ class Filed:
         self.token = b""
         self.begun = False
         self.told = False
+        self.riders: tuple[Filed, ...] = ()
 
 
 class Join:
