@@ -117,6 +117,18 @@ PLACES: list[tuple[Any, str]] = [
             "_mark_begun",
             "_tell_fuses",
             "_rate_limited",
+            "_recall",
+            "_act",
+            "_join",
+            "_look_again",
+            "_looked",
+            "_intend",
+            "_intended",
+            "_launch",
+            "_forestalled",
+            "_conclude",
+            "_concluded",
+            "_file",
         )
     ),
     *(
@@ -199,6 +211,8 @@ def trial(name: str, place: tuple[Any, str], fails_at: int, cancels: bool, *, la
     finally:
         patched.undo()
         scene.tower._core.workers.close()
+        if scene.tower._journal is not None:
+            scene.tower._journal.close()
     return faulty.count
 
 

@@ -16,9 +16,10 @@ what is held (ledger).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
@@ -45,6 +46,7 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
 OnRefusal = Literal["tell", "end_turn"]
+OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "background"]
@@ -260,6 +262,36 @@ class Text:
         if not isinstance(value, str):
             raise _say(where, value, self.allowed)
         return value
+
+
+class Location:
+    """Where the journal is."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = 'the path of a file, ":memory:" or a Journal'
+
+    def check(self, where: str, value: object) -> object:
+        """A path as text, or what can be used as a journal; None: there is none."""
+        if value is None or (callable(getattr(value, "begin", None)) and callable(getattr(value, "look_up", None))):
+            return value
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise _say(where, value, self.allowed)
+        return path
+
+
+class Secret:
+    """What signatures and keyed digests rest on. No message shows it."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "text or bytes that nobody can guess"
+
+    def check(self, where: str, value: object) -> object:
+        """Not empty; None: there is none."""
+        if value is None or (isinstance(value, str | bytes) and value.strip()):
+            return value
+        told = "an empty one" if isinstance(value, str | bytes) else type(value).__name__[:80]
+        raise PolicyError(f"{where}: {self.allowed}; got {told}")
 
 
 class Function(NamedTuple):
@@ -706,6 +738,7 @@ class ToolPolicy:
     merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
+    on_duplicate: OnDuplicate | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -757,6 +790,9 @@ TOOL: Final[Mapping[str, Option]] = {
         "takes the arguments of neighbouring calls on one resource, gives those of one run",
     ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -930,6 +966,9 @@ class TowerPolicy:
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
+    on_duplicate: OnDuplicate = "join"
+    journal: object = None
+    secret: str | bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
@@ -953,6 +992,11 @@ TOWER: Final[Mapping[str, Option]] = {
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
+    "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
+    "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }
 """The options of a tower, apart from its pools."""
 

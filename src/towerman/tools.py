@@ -51,6 +51,7 @@ class Tool:
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
         retry: how its calls are tried again; None: they are not.
+        joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
     """
 
     policy: ToolPolicy
@@ -69,6 +70,7 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    joins_duplicates: bool
     retry: Retry | None = None
 
     @property
@@ -203,6 +205,7 @@ def compile_tool(
         effect_free=policy.effect_free,
         own_task=policy.own_task,
         retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
+        joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )
 
 

@@ -78,7 +78,9 @@ class Ending(Repeating):
         goes_on = False
         if job is not None:
             job.sealed = True
-            goes_on = not ended and not self._called_off(job)
+            goes_on = not ended and job.outcome is None and not self._called_off(job)
+            if job.outcome is not None and work.results[index] is None:
+                self._seal(work, index, job.outcome, core.now())
         if work.results[index] is None:
             tool, started, attempts = work.tools[index], ended or goes_on, 1
             again = work.again.get(index) if work.again is not None else None
@@ -151,7 +153,7 @@ class Ending(Repeating):
                 elif error is not None:
                     self._seal_error(job, error, now)
         gate = core.gate
-        if work.plan.trivial:
+        if work.plan.trivial or job.outcome is not None:  # the plan is told once the outcome is written down
             with core.lock:
                 job.ended = True
                 decided = gate.finish(job.entry, now)
@@ -351,7 +353,7 @@ class Ending(Repeating):
 
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
-        if job.why is not None or job.sealed:
+        if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
             self._tell_to_stop(job, why, reason)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, cast
 from weakref import WeakSet
@@ -31,6 +31,7 @@ from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
     Mode,
+    OnDuplicate,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -50,7 +51,7 @@ from towerman.rates import MICRO, micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
@@ -127,6 +129,11 @@ class Tower(Declaring):
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
+        on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
+            response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
+        journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
+            made when it is first needed. A path in a file of options is found from the folder of that file.
+        secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
 
     Raises:
         PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
@@ -161,6 +168,9 @@ class Tower(Declaring):
         mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
+        on_duplicate: OnDuplicate = "join",
+        journal: str | os.PathLike[str] | Journal | None = None,
+        secret: str | bytes | None = None,
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
@@ -169,11 +179,13 @@ class Tower(Declaring):
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
+        self._journal, self._own_journal = _journal_of(self.options)
         clock = _clock or RealClock()
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
         self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
+        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
@@ -415,6 +427,7 @@ class Tower(Declaring):
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -423,6 +436,7 @@ class Tower(Declaring):
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: as `Run.execute` takes it; it needs a `run_id`, too.
             on_result: sees each result as it is sealed.
             run_options: those of `run`.
 
@@ -437,13 +451,14 @@ class Tower(Declaring):
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
-            return await run.execute(calls, format=format, on_result=on_result)
+            return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     def execute_sync(
         self,
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -452,6 +467,7 @@ class Tower(Declaring):
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
             run_options: those of `run`.
 
@@ -460,7 +476,8 @@ class Tower(Declaring):
             KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
         """
         return self._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
+            "execute_sync",
+            lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result, **run_options),
         )
 
     def _close_run(self, state: RunState) -> None:
@@ -559,6 +576,20 @@ class Tower(Declaring):
             events_dropped=sent["dropped"],
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
+            journal=self._journal_statistics(),
+        )
+
+    def _journal_statistics(self) -> JournalStatistics | None:
+        """What came of the journal so far; None where there is none."""
+        if self._journal is None:
+            return None
+        written = self._journal.statistics()
+        return JournalStatistics(
+            **self._core.filed,
+            waiting=written["queued"] + written["later"],
+            commits=written["commits"],
+            failures=written["failures"],
+            lost=written["given_up"] + written["unsealed"],
         )
 
     def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
@@ -673,6 +704,8 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        if self._own_journal and self._journal is not None:
+            await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -701,6 +734,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if self._own_journal and self._journal is not None:
+            self._journal.close(grace)
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -751,6 +786,18 @@ class Tower(Declaring):
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
+    """The journal that was asked for, and whether it ends with the tower."""
+    given = options.journal
+    if given is None:
+        return None, False
+    from towerman.journal import Journal
+
+    if isinstance(given, Journal):
+        return given, False
+    return Journal(cast("str", given), secret=options.secret), True
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:
