@@ -310,6 +310,10 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),
     ({"debug": 1}, "debug: True or False; got 1"),
     ({"strict": "yes"}, "strict: True or False; got 'yes'"),
+    ({"journal": 5}, "journal: the path of a file"),
+    ({"journal": " "}, "journal: the path of a file"),
+    ({"secret": ""}, "secret: text or bytes that nobody can guess; got an empty one"),
+    ({"secret": 918273645546}, "secret: text or bytes that nobody can guess; got int"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),
     ({"observers": [5]}, "observers: callables that take an Event; got int"),
 ]

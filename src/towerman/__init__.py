@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
+    from towerman.journal import Journal, JournalUnavailable
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
     from towerman.report import ObserveReport
@@ -36,6 +37,8 @@ __all__ = [
     "Event",
     "Explanation",
     "InputError",
+    "Journal",
+    "JournalUnavailable",
     "JsonlObserver",
     "Leftover",
     "LogObserver",
@@ -65,6 +68,8 @@ _LATER = {
     "CloseReport": "leftovers",
     "DeadLetter": "leftovers",
     "Explanation": "explain",
+    "Journal": "journal",
+    "JournalUnavailable": "journal",
     "JsonlObserver": "observers",
     "Leftover": "leftovers",
     "LogObserver": "observers",

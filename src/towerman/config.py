@@ -43,11 +43,13 @@ from towerman.policy import (
     FromEnvironment,
     Function,
     Kind,
+    Location,
     Option,
     Pool,
     Rate,
     RateLimit,
     Seconds,
+    Secret,
     Shares,
     Templates,
     TowerPolicy,
@@ -297,6 +299,8 @@ class _Reader:
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
+        if path is not None and isinstance(options.get("journal"), str):
+            options["journal"] = _beside(path, cast("str", options["journal"]))
         return Config(MappingProxyType(options), MappingProxyType(pools), tuple(tools), path)
 
     def _told(self) -> str:
@@ -339,6 +343,8 @@ class _Reader:
             self._faults.append(str(wrong))
 
     def _checked(self, path: str, kind: Kind, value: object) -> object:
+        if value is None:  # a mapping may hold it; in code it says "not given"
+            raise PolicyError(f"{path}: {kind.allowed}; got None")
         if isinstance(value, str):
             value = self._filled(path, value)
         if isinstance(kind, Templates | Shares) and isinstance(value, Sequence) and not isinstance(value, str):
@@ -440,6 +446,14 @@ class _Reader:
                 self._faults.append(str(wrong))
             rules.append(Rule(key, MappingProxyType(with_preset(given)), f"{self._name}: {path}"))
         return rules
+
+
+def _beside(path: str, named: str) -> str:
+    """A file that another file names: it is found from there, in whatever folder the program was started."""
+    if named == ":memory:":
+        return named
+    whole = os.path.join(os.path.dirname(os.path.abspath(path)), named)
+    return FromEnvironment(whole, named.told) if isinstance(named, FromEnvironment) else whole
 
 
 def _from_outside(text: str) -> bool:
@@ -613,5 +627,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Location() | Secret():
+            return {"type": "string", "pattern": r"\S"}
         case _:
             return {"type": "string"}

@@ -16,9 +16,10 @@ what is held (ledger).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
@@ -259,6 +260,36 @@ class Text:
         if not isinstance(value, str):
             raise _say(where, value, self.allowed)
         return value
+
+
+class Location:
+    """Where the journal is."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = 'the path of a file, ":memory:" or a Journal'
+
+    def check(self, where: str, value: object) -> object:
+        """A path as text, or what can be used as a journal; None: there is none."""
+        if value is None or (callable(getattr(value, "begin", None)) and callable(getattr(value, "look_up", None))):
+            return value
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise _say(where, value, self.allowed)
+        return path
+
+
+class Secret:
+    """What signatures and keyed digests rest on. No message shows it."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "text or bytes that nobody can guess"
+
+    def check(self, where: str, value: object) -> object:
+        """Not empty; None: there is none."""
+        if value is None or (isinstance(value, str | bytes) and value.strip()):
+            return value
+        told = "an empty one" if isinstance(value, str | bytes) else type(value).__name__[:80]
+        raise PolicyError(f"{where}: {self.allowed}; got {told}")
 
 
 class Function(NamedTuple):
@@ -833,6 +864,8 @@ class TowerPolicy:
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
+    journal: object = None
+    secret: str | bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
@@ -856,6 +889,8 @@ TOWER: Final[Mapping[str, Option]] = {
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+    "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
+    "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }
 """The options of a tower, apart from its pools."""
 

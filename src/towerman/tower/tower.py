@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
@@ -127,6 +128,9 @@ class Tower(Declaring):
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
+        journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
+            made when it is first needed. A path in a file of options is found from the folder of that file.
+        secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
 
     Raises:
         PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
@@ -161,6 +165,8 @@ class Tower(Declaring):
         mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
+        journal: str | os.PathLike[str] | Journal | None = None,
+        secret: str | bytes | None = None,
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
@@ -169,6 +175,7 @@ class Tower(Declaring):
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
+        self._journal, self._own_journal = _journal_of(self.options)
         clock = _clock or RealClock()
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
@@ -749,6 +756,18 @@ class Tower(Declaring):
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
+    """The journal that was asked for, and whether it ends with the tower."""
+    given = options.journal
+    if given is None:
+        return None, False
+    from towerman.journal import Journal
+
+    if isinstance(given, Journal):
+        return given, False
+    return Journal(cast("str", given), secret=options.secret), True
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:
