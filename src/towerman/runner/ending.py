@@ -25,7 +25,8 @@ from towerman.calls import Applied, Outcome
 from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
-from towerman.runner.offering import Offering, belongs, count_orphan
+from towerman.runner.asking import Asking
+from towerman.runner.offering import belongs, count_orphan
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
@@ -40,7 +41,7 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Offering):
+class Ending(Asking):
     """The ends of one loop's calls."""
 
     def _end_nested(self, job: Job) -> None:
@@ -300,6 +301,8 @@ class Ending(Offering):
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
+        if work.asking:
+            self._stop_asking(work)
         try:
             self._take_back(work, code)
         except Exception as fault:  # what is left in the gate is taken out at the end
@@ -441,6 +444,8 @@ class Ending(Offering):
             self._get_off(work, index, reason)
             self._settle(work, index, False)
             return
+        if work.asking:
+            self._stop_asking(work, index)
         core = self.core
         now = core.now()
         waited, waited_for = 0.0, work.waited_for.get(index, ())

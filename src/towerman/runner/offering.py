@@ -84,11 +84,15 @@ class Offering(Sharing):
     def _ready(self, work: Work, ready: Iterable[int]) -> list[Offer[Owner]]:
         """The offers of calls that are ready."""
         now = self.core.now()
+        gated = work.gated
         offers: list[Offer[Owner]] = []
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
-                offers.append((want, (work, index), now))
+                if gated is not None and index in gated and not gated[index].cleared:
+                    self._ask_soon(work, index)
+                else:
+                    offers.append((want, (work, index), now))
         return offers
 
     def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
@@ -269,6 +273,9 @@ def gather(core: Core) -> list[Slot]:
                     decided += gate.cancel(entry, now)
             # A thread goes on, and hands back what it held when it ends.
             jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            if lost.asking:
+                core.asking -= len(lost.asking)
+                lost.asking.clear()
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:

@@ -161,6 +161,8 @@ class Declaring:
         merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
+        requires_approval: bool | Callable[..., bool] | None = None,
+        still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -190,7 +192,7 @@ class Declaring:
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
             when_busy: "wait" or "reject".
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
             summarize: takes an oversized value, gives a shorter one.
@@ -204,6 +206,11 @@ class Declaring:
             run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
                 is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
+            requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
+                whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
+            still_valid: a plain function of the arguments, asked when an approved call is about to start, after every
+                wait: is what was approved still right? False refuses the call, `approval_expired`. Called on the event
+                loop: it should be quick.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.
