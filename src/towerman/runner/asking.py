@@ -236,6 +236,10 @@ class Asking(Offering):
         assert work.gated is not None
         core, approval, approver = self.core, work.gated[index], work.run.approver
         now = core.now()
+        if now >= work.run.limit:
+            self._refuse(work, index, "deadline_exceeded", sealing.refusal("deadline_exceeded", "", 0.0))
+            self._settle(work, index, False)
+            return
         if approval.used:
             self._leave(work, index, approval, sealing.AT_WORK)
             return
@@ -473,6 +477,12 @@ class Asking(Offering):
             return True
         code, message, outcome = why
         now = self.core.now()
+        if approval.settled and approval.result is not None:  # whoever went on with the batch before has its result
+            self._give_back(entry)
+            work.keywords[index] = work.wants[index] = None
+            self._seal(work, index, approval.result, now)
+            self._settle(work, index, approval.result.ok)
+            return False
         if outcome == "pending":
             self._give_back(entry)
             self._leave(work, index, approval, message)
