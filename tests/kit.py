@@ -263,9 +263,17 @@ async def retake(tower: Tower) -> None:
         await all_in.wait()
         return inside
 
-    tower.add_tool(probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9)
     tower.add_tool(
-        probe, name=f"probe-{number}-pools", independent=True, pools=whole or None, timeout=1e9, max_wait=1e9
+        probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9, when_busy="wait"
+    )
+    tower.add_tool(
+        probe,
+        name=f"probe-{number}-pools",
+        independent=True,
+        pools=whole or None,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
     )
     closed = tower._closed
     tower._closed = False
@@ -293,7 +301,7 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
         assert result.waited >= 0, told
         assert result.ran >= 0, told
         own = result.shared_with is None  # else it was the run of another call that answered it
-        assert result.attempts == int(result.started and own), told
+        assert bool(result.attempts) == (result.started and own), told
         assert own or (result.started and result.ran == 0 and result.shared_with != index), told
         assert (result.code is None) == result.ok, told
         assert result.code is None or result.code in CODES, told
@@ -306,7 +314,7 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
                 assert result.started, told
                 assert result.exception is None, told
             case "error":
-                assert result.code in ("handler_error", "handler_cancelled", "encoding_error"), told
+                assert result.code in ("handler_error", "handler_cancelled", "encoding_error", "rate_limited"), told
             case "rejected" | "skipped":
                 assert not result.started, told
             case "timed_out":

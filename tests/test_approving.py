@@ -471,7 +471,7 @@ def test_rules_are_looked_at_when_they_are_declared() -> None:
         for option in ("requires_approval", "still_valid"):
             with pytest.raises(PolicyError, match=f"{option} is async; its answer has to be there at once"):
                 tower.add_tool(lambda a: a, name="t", independent=True, **{option: rule})
-    with pytest.raises(PolicyError, match="requires_approval.*'b'"):
+    with pytest.raises(PolicyError, match=r"requires_approval.*'b'"):
         tower.add_tool(lambda a: a, name="t", independent=True, requires_approval=lambda b: True)
     assert tower.tools == ()
 

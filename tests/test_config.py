@@ -41,6 +41,7 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
     CircuitBreaker,
     Condition,
     Flag,
@@ -698,6 +699,11 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.just(":memory:")  # a path is found from the folder of its file
         case Secret():
             return st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="$"), min_size=1)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
         case _:
             return st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$"), max_size=20)
 

@@ -108,9 +108,21 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_attempt",
+            "_try_again",
+            "_rest",
+            "_offer_again",
+            "_failed",
+            "_seal_as_it_was",
+            "_mark_begun",
+            "_tell_fuses",
+            "_rate_limited",
         )
     ),
-    *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
+    *(
+        (Gate, name)
+        for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")
+    ),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)

@@ -303,3 +303,22 @@ def test_s5_whoever_waits_for_a_rate_claims_nothing() -> None:
     [third] = gate.offer(high, [(free, 3, 0.0)], 0.0)
     assert third.status == GRANTED
     assert waiter.status == PARKED
+
+
+def test_an_explained_wait_behind_two_rates() -> None:
+    """A call behind two rates, of which one has room again when the other has: it goes when both have."""
+    ledger: Ledger[Lot[int]] = Ledger()
+    for key, numbers in (("r", (1, 2 * MICRO, None, 0)), ("s", (1, 3 * MICRO, None, 0))):
+        ledger.add_meter(Meter(key, f"rate {key}", make(numbers)))  # type: ignore[arg-type]  # the numbers are right
+    gate: Gate[int] = Gate(ledger)
+    flow = gate.open_flow(0, 4)
+    both = ledger.look_up(Wants(0, "both", (), max_wait=NEVER, rates=("r", "s")))
+    [first] = gate.offer(flow, [(both, 0, 0.0), (both, 1, 0.0)], 0.0)
+    gate.begun(first, 0.0)
+    (waiter,) = gate.parked_of(flow)
+    assert gate.tick(2.0) == []
+    assert waiter.blocked_by == ("rate r", "rate s")
+    assert gate.tick(3.0) == [waiter]
+    gate.begun(waiter, 3.0)
+    assert gate.finish(first, 3.0) == gate.finish(waiter, 3.0) == []
+    gate.validate()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from towerman import PolicyError, Pool, Tower
+from towerman import PolicyError, Pool, Retry, Tower
 from towerman.policy import (
     MIN_RESULT_BYTES,
     PRESETS,
@@ -154,6 +154,39 @@ def test_r51_pools_that_cannot_be(make: Callable[[], object], told: str) -> None
     assert told in refusal(make)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_attempts": 0}, "Retry.max_attempts: a whole number, 1 or more; got 0"),
+        ({"max_attempts": 2.0}, "Retry.max_attempts: a whole number, 1 or more; got 2.0"),
+        ({"initial_delay": -1}, "Retry.initial_delay: seconds, 0 or more; got -1"),
+        ({"max_delay": float("nan")}, "Retry.max_delay: a finite number of seconds; got nan"),
+        ({"initial_delay": 9}, "Retry.initial_delay: at most max_delay (5 seconds); got 9"),
+        (
+            {"retry_on": 5},
+            "Retry.retry_on: subclasses of Exception, for example (ConnectionError, TimeoutError); got 5",
+        ),
+        ({"retry_on": (KeyboardInterrupt,)}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": (ValueError, "OSError")}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": int}, "Retry.retry_on: subclasses of Exception"),
+    ],
+)
+def test_r51_retries_that_cannot_be(options: dict[str, Any], told: str) -> None:
+    """R-51, R-118: a retry that could not work is refused where it is made; an interrupt is never retried."""
+    assert told in refusal(lambda: Retry(**options))
+
+
+def test_r118_how_a_retry_may_be_given() -> None:
+    """R-118: a number of attempts, a Retry, or the table of a file; one attempt is none more, for any tool."""
+    assert policy(read_only=True, retry=4).retry == Retry(4)
+    assert policy(read_only=True, retry={"max_attempts": 2, "max_delay": 9}).retry == Retry(2, max_delay=9)
+    given = Retry(retry_on=[ValueError])  # type: ignore[arg-type]  # a list is taken, too
+    assert policy(idempotent=True, retry=given).retry is given
+    assert given.retry_on == Retry(retry_on=ValueError).retry_on == (ValueError,)  # type: ignore[arg-type]
+    assert policy(writes="k", retry=1).retry == Retry(1)
+    assert str(Retry()) == "3 attempts, pauses 0.2 to 5 s, on ConnectionError, TimeoutError"
+
+
 # ==================================================================== tools
 
 
@@ -163,6 +196,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"only_call": 0}, "tool 'tool': only_call: True or False"),
     ({"read_only": "no"}, "tool 'tool': read_only: True or False"),
     ({"idempotent": 1}, "tool 'tool': idempotent: True or False"),
+    ({"retry": 0}, "tool 'tool': retry: attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"),
+    ({"retry": True}, "tool 'tool': retry: attempts in all"),
+    ({"retry": {"attempts": 3}}, "tool 'tool': retry: no option 'attempts'; did you mean 'max_attempts'?"),
+    ({"retry": {"max_attempts": 0}}, "tool 'tool': retry.max_attempts: a whole number, 1 or more; got 0"),
+    ({"retry": {"retry_on": ["OSError"]}}, "tool 'tool': retry.retry_on: exception classes, which only code can name"),
+    ({"retry": 3}, "tool 'tool': retry repeats a call, and it is not said that this does no harm; say idempotent=True"),
+    ({"retry": 2, "writes": "k", "idempotent": False}, "tool 'tool': retry repeats a call"),
+    ({"retry": 2, "writes": "k", "read_only": False}, "tool 'tool': retry repeats a call"),
+    ({"on_refusal": "stop"}, "tool 'tool': on_refusal: one of 'tell', 'end_turn'"),
     ({"own_task": 0}, "tool 'tool': own_task: True or False"),
     ({"timeout": 0}, "tool 'tool': timeout: seconds, more than 0; got 0"),
     ({"timeout": float("inf")}, "tool 'tool': timeout: a finite number of seconds"),

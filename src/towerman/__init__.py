@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Pool, Rate
+from towerman.policy import Breaker, Pool, Rate, Retry
 from towerman.tower import ApprovalStatistics, BreakerStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
@@ -56,6 +56,7 @@ __all__ = [
     "RateLimited",
     "RateStatistics",
     "Result",
+    "Retry",
     "Run",
     "Span",
     "Statistics",

@@ -37,6 +37,7 @@ from towerman.policy import (
     TOOL,
     TOWER,
     VARIABLE,
+    Attempts,
     Breaker,
     CircuitBreaker,
     Condition,
@@ -630,5 +631,14 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             return {"anyOf": [{"type": "string"}, several, permits]}
         case Location() | Secret():
             return {"type": "string", "pattern": r"\S"}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
         case _:
             return {"type": "string"}

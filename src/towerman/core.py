@@ -96,6 +96,9 @@ class Core:
         asking: approvers at work.
         claim: uses the record of a call for whoever holds the batch; the first one has it. A durable table of
             approvals takes its place.
+        retries: attempts after the first that were started.
+        backing_off: calls that wait to be tried again, and hold nothing.
+        random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -123,6 +126,9 @@ class Core:
         self.claim: Callable[[Approval, object], bool] = lambda approval, holder: approval.claim(holder)
         self._book: Book | None = None
         self._digest_key: bytes | None = None
+        self.retries = 0
+        self.backing_off = 0
+        self.random: Callable[[], float] | None = None
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -140,6 +146,7 @@ class Core:
         self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
@@ -154,6 +161,14 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def chance(self) -> float:
+        """A random number from 0 up to 1."""
+        if self.random is None:
+            from random import random
+
+            self.random = random
+        return self.random()
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
         self.gate = gate
@@ -164,6 +179,7 @@ class Core:
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
+        self.backing_off = 0
         self.crowded = False
         self.asking = 0
         self._digest_key = None

@@ -427,18 +427,23 @@ class Ledger(Generic[LotT]):
         self.timed = True
         return self._fuses.setdefault(fuse.key, fuse)
 
-    def drop_meter(self, key: str) -> bool:
-        """Forget a rate limit that nobody waits for and that remembers nothing; say whether it is gone."""
+    def drop_meter(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a rate limit that nobody waits for and that remembers nothing; say whether it is gone.
+
+        `for_good`: what it remembers concerns nobody any more.
+        """
         meter = self._meters.get(key)
-        if meter is not None and (meter.lot is not None or not meter.pace.rested(self._moment.us)):
-            return False
+        if meter is not None:
+            rested = not meter.pace.pending if for_good else meter.pace.rested(self._moment.us)
+            if meter.lot is not None or not rested:
+                return False
         self._meters.pop(key, None)
         return True
 
-    def drop_fuse(self, key: str) -> bool:
-        """Forget a circuit breaker that remembers nothing; say whether it is gone."""
+    def drop_fuse(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a circuit breaker that remembers nothing; say whether it is gone. `for_good` as above."""
         fuse = self._fuses.get(key)
-        if fuse is not None and not fuse.circuit.rested(self._moment.us):
+        if fuse is not None and not for_good and not fuse.circuit.rested(self._moment.us):
             return False
         self._fuses.pop(key, None)
         return True

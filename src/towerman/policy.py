@@ -45,6 +45,7 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnRefusal = Literal["tell", "end_turn"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "write", "background"]
@@ -377,11 +378,92 @@ class Condition:
         return value
 
 
+class Attempts:
+    """How often a call is tried. Whether its tool may be repeated is checked beside its other options."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"
+
+    def check(self, where: str, value: object) -> object:
+        """A Retry; a file says it as a table."""
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            only_known(where, value, _RETRY)
+            if "retry_on" in value:
+                raise PolicyError(f"{where}.retry_on: exception classes, which only code can name: Retry(retry_on=...)")
+            try:
+                return Retry(**value)
+            except PolicyError as wrong:
+                raise PolicyError(str(wrong).replace("Retry.", f"{where}.", 1)) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return Retry(value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
     kind: Kind
     says: str
+
+
+# -------------------------------------------------------------------------------------------- retries
+
+
+TRANSIENT: Final[tuple[type[Exception], ...]] = (ConnectionError, TimeoutError)
+"""What is tried again unless a tool says otherwise: nobody was reached, or no answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a call that has failed is tried again, where repeating it is harmless.
+
+    Between two attempts it holds nothing. The pause before attempt n + 1 is a random part of `initial_delay` times
+    2 to the power of n - 1, at most of `max_delay` ("full jitter": M. Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog, 2015), and never less than the service asked for. Each attempt is admitted like a first one.
+
+    Args:
+        max_attempts: how often it is tried at most, the first time included; 1: never again.
+        initial_delay: seconds of the longest pause before the second attempt, 0 or more.
+        max_delay: seconds of the longest pause at all. A call whose service asks for a longer one is not tried again;
+            its result says after how many seconds that makes sense (`Result.retry_after`).
+        retry_on: exceptions after which it is tried again: a class or several. A handler that ran out of time counts as
+            TimeoutError, an OSError that says that a network or host cannot be reached as ConnectionError. RateLimited
+            is always one of them; ToolError, the handler's own word to the model, only where it, or a class below it,
+            is named. Of a group of exceptions every one must be among them.
+
+    Raises:
+        PolicyError: a number out of its range, or no exception class.
+    """
+
+    max_attempts: int = 3
+    initial_delay: float = 0.2
+    max_delay: float = 5.0
+    retry_on: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        whole("Retry.max_attempts", self.max_attempts)
+        first = seconds("Retry.initial_delay", self.initial_delay, zero=True)
+        most = seconds("Retry.max_delay", self.max_delay, zero=True)
+        if first > most:
+            raise PolicyError(
+                f"Retry.initial_delay: at most max_delay ({most:g} seconds); got {shown(self.initial_delay)}"
+            )
+        given: object = self.retry_on
+        kinds = (given,) if isinstance(given, type) else given
+        if not isinstance(kinds, tuple | list) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
+            raise _say("Retry.retry_on", given, "subclasses of Exception, for example (ConnectionError, TimeoutError)")
+        object.__setattr__(self, "retry_on", tuple(kinds))
+
+    def __str__(self) -> str:
+        kinds = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"{shown(self.max_attempts)} attempts, pauses {self.initial_delay:g} to {self.max_delay:g} s, on {kinds}"
+
+
+_RETRY: Final = tuple(field.name for field in fields(Retry))
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -653,6 +735,7 @@ class ToolPolicy:
     only_call: bool = False
     read_only: bool | None = None
     idempotent: bool | None = None
+    retry: Retry | None = None
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
@@ -662,6 +745,7 @@ class ToolPolicy:
     max_wait: float | None = None
     max_queued: int | None = None
     when_busy: WhenBusy | None = None
+    on_refusal: OnRefusal = "tell"
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
@@ -701,6 +785,7 @@ TOOL: Final[Mapping[str, Option]] = {
     "only_call": Option(Flag(), "may not share a batch with other calls"),
     "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
     "idempotent": Option(Flag(), "repeating it is harmless"),
+    "retry": Option(Attempts(), "how often its calls are tried; only for a tool that is read_only or idempotent"),
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
@@ -710,6 +795,7 @@ TOOL: Final[Mapping[str, Option]] = {
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
     "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
@@ -784,6 +870,15 @@ def check_merge(where: str, given: Mapping[str, object]) -> None:
         )
 
 
+def check_retry(where: str, policy: ToolPolicy) -> None:
+    """Refuse to repeat what may not be repeated (R-118, R-120)."""
+    if policy.retry is not None and policy.retry.max_attempts > 1 and not policy.repeatable:
+        raise PolicyError(
+            f"{where}: retry repeats a call, and it is not said that this does no harm; say idempotent=True if a "
+            "repeat changes nothing more, read_only=True if the tool has no effect, or leave retry out"
+        )
+
+
 def check_limits(
     where: str, given: Mapping[str, object], pools: Mapping[str, Pool], max_concurrency: int, *, must_fit: bool = True
 ) -> None:
@@ -842,7 +937,9 @@ def tool_policy(
     check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
-    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    check_retry(where, policy)
+    return policy
 
 
 def check_strict(policy: ToolPolicy) -> None:

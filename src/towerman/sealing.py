@@ -46,6 +46,24 @@ WORTH_ANOTHER_TRY: Final = frozenset(
 )
 """Refusals after which the same call can succeed."""
 
+ENDS_TURN: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "rate_limited",
+        "circuit_open",
+        "deadline_exceeded",
+        "would_deadlock",
+    }
+)
+"""Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
+
+TOO_LONG: Final = "the service asks for a longer pause than this tool makes."
+TOO_LATE: Final = "the run's deadline comes first."
+AT_WORK: Final = "calls that it has made were still at work."
+"""Why a call is not tried again."""
+
 _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
@@ -126,7 +144,7 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
 
 WITH_OTHERS: Final = " It was run with the arguments that came with its approval."
 UNDECIDED: Final = "Not run yet: it waits for a person's approval."
-AT_WORK: Final = "Not run again: whoever went on with this batch before is at work with it."
+TAKEN: Final = "Not run again: whoever went on with this batch before is at work with it."
 USED: Final = "Not run again: it has its result from when this batch was gone on with before."
 UNAPPROVED: Final = "Not run: nobody has approved it."
 OVER: Final = "Not run: nobody approved it in time."
@@ -258,6 +276,22 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def rate_limited(after: float | None) -> str:
+    """What is told of a call whose service takes no more for now."""
+    when = "later" if after is None else f"in {after:g} s"
+    return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def tried(attempts: int) -> str:
+    """What is added of a call that was tried more than once."""
+    return f" It was tried {attempts} times." if attempts > 1 else ""
+
+
+def not_again(reason: str) -> str:
+    """What is added of a call that is not tried again, though it was to be: why not."""
+    return f" It was not tried again: {reason.removeprefix('Not started: ')}"
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -318,7 +352,9 @@ def refused(
     )
 
 
-def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+def faulty(
+    index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False, attempts: int = 1
+) -> Result:
     """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
     message = "Towerman failed in dealing with this call."
     outcome: Outcome = "cancelled" if still_running else "error"
@@ -338,7 +374,7 @@ def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_run
         started=started,
         applied=applied,
         retryable="unknown",
-        attempts=int(started),
+        attempts=attempts if started else 0,
         still_running=still_running,
         original_bytes=len(content),
     )

@@ -19,7 +19,7 @@ from towerman import arguments
 from towerman.access import AccessRule, bound
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -55,6 +55,7 @@ class Tool:
         own_task: each call runs in a task of its own.
         requires_approval: its calls wait for a person; or a function of the arguments that says so.
         still_valid: asked again when an approved call is about to start; None: nothing is.
+        retry: how its calls are tried again; None: they are not.
     """
 
     policy: ToolPolicy
@@ -75,6 +76,7 @@ class Tool:
     own_task: bool
     requires_approval: bool | Condition = False
     still_valid: Condition | None = None
+    retry: Retry | None = None
 
     @property
     def name(self) -> str:
@@ -217,6 +219,7 @@ def compile_tool(
             if policy.still_valid is None
             else bound(policy.still_valid, checker.names, f"tool {name!r}: still_valid")
         ),
+        retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
     )
 
 

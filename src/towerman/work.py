@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
-from towerman.calls import Access, Batch, Call, Hold, Outcome, Result
+from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
@@ -47,7 +47,7 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key, if it came with one.
+        idempotency_key: the call's key, if it came with one; the same in each attempt.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -73,7 +73,7 @@ class Context(Generic[DepsT]):
         self.index = job.index
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
-        self.attempt = 1
+        self.attempt = job.attempt
         self.idempotency_key = call.idempotency_key
         self.deadline = job.due
 
@@ -238,6 +238,11 @@ class Job:
     ticket: Ticket | None = None
     why: Code | None = None
     reason = ""
+    # Of calls whose tool has `retry`.
+    attempt = 1
+    again: Again | None = None
+    keywords: dict[str, object] | None = None
+    note = ""
 
     def __init__(self, work: Work, index: int, entry: Slot, tool: Tool, granted: float, due: float) -> None:
         self.work = work
@@ -246,6 +251,85 @@ class Job:
         self.tool = tool
         self.granted = granted
         self.due = due
+
+
+class Failed(NamedTuple):
+    """What an attempt came to that has no ordinary answer."""
+
+    outcome: Outcome
+    code: Code
+    message: str
+    applied: Applied
+    error: BaseException | None
+    retry_after: float | None
+
+    def __repr__(self) -> str:
+        return f"Failed({self.outcome!r}, {self.code!r}, applied={self.applied!r})"
+
+
+class Again:
+    """A call that is tried again: what its attempts have come to so far.
+
+    Attributes:
+        work, index: whose it is.
+        attempts: so many were started.
+        failed: what the last of them came to.
+        job: the last of them.
+        applied: whether the effect took place in one of them.
+        waited, ran: seconds in the queue and at work, all of them together.
+        waited_for: what blocked them, first to last.
+        stretches: for each of them when it was handed in, started and ended; of the last one perhaps no start.
+        due: the instant of the next attempt while the call rests.
+        resting: it waits for that instant, and holds nothing.
+    """
+
+    __slots__ = (
+        "applied",
+        "attempts",
+        "due",
+        "failed",
+        "index",
+        "job",
+        "ran",
+        "resting",
+        "stretches",
+        "waited",
+        "waited_for",
+        "work",
+    )
+
+    failed: Failed
+    job: Job
+    due: float
+
+    def __init__(self, work: Work, index: int) -> None:
+        self.work = work
+        self.index = index
+        self.attempts = 0
+        self.applied: Applied = "no"
+        self.waited = self.ran = 0.0
+        self.waited_for: tuple[str, ...] = ()
+        self.stretches: list[tuple[float, float | None, float]] = []
+        self.resting = False
+
+    def __lt__(self, other: Again) -> bool:
+        """Who is due first is tried first; it does not matter who of two that are due at once."""
+        return self.due < other.due
+
+    def add(self, job: Job, waited: float, ran: float, now: float) -> None:
+        """One more attempt has ended."""
+        entry = job.entry
+        self.job = job
+        job.keywords = None
+        self.attempts = job.attempt
+        self.waited += waited
+        self.ran += ran
+        self.waited_for = tuple(dict.fromkeys((*self.waited_for, *entry.blocked_by)))
+        self.stretches.append((now - ran - waited, now - ran, now))
+
+    def forget(self) -> None:
+        """The call is sealed: what was raised, and the frames that hang on it, need not be kept."""
+        del self.job, self.failed
 
 
 CALLER: Final[contextvars.ContextVar[Job | None]] = contextvars.ContextVar("towerman_caller", default=None)
@@ -349,6 +433,7 @@ class Work:
         key: of the digests in what was written down then.
         decided: of a batch that is gone on with, what was decided meanwhile and is not told yet.
         closed: by name, what became of approvals of this batch that are not open any more.
+        again: by index, the calls that are tried more than once; None where there are none.
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
         closing: (code, outcome, reason) once the batch is being ended early.
@@ -359,6 +444,7 @@ class Work:
     """
 
     __slots__ = (
+        "again",
         "asking",
         "batch",
         "calls",
@@ -421,6 +507,7 @@ class Work:
         self.key = b""
         self.decided: list[tuple[int, Approval, str]] = []
         self.closed: dict[str, ApprovalState] = {}
+        self.again: dict[int, Again] | None = None
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
         self.notice: str | None = None
@@ -475,6 +562,24 @@ class BatchResult(Sequence[Result]):
     def ok(self) -> bool:
         """Every call answered."""
         return all(result.ok for result in self._results)
+
+    @property
+    def end_turn(self) -> bool:
+        """A limit refused a call whose tool says `on_refusal="end_turn"`: the host is to end the turn here.
+
+        Refused means not started, for a reason about which the model can do nothing for now: a busy limit, a full
+        queue, a wait or a run that is over, a rate, an open circuit, a circle of waits. Mistakes of the model, missing
+        permission, and calls that were cancelled or whose handler failed are told to the model as ever.
+        """
+        from towerman.sealing import ENDS_TURN
+
+        tools = self._work.tools
+        for result in self._results:
+            if not result.started and result.code in ENDS_TURN:
+                tool = tools[result.index]
+                if tool is not None and tool.policy.on_refusal == "end_turn":
+                    return True
+        return False
 
     @property
     def pending(self) -> tuple[ApprovalRequest, ...]:
@@ -654,6 +759,14 @@ class BatchResult(Sequence[Result]):
                 if started is not None or result.waited
                 else None
             )
+            attempts: tuple[tuple[float, float | None, float], ...] = ()
+            if work.again is not None and result.index in work.again:
+                began = work.started_at
+                attempts = tuple(
+                    (came - began, start - began if start is not None else None, end - began)
+                    for came, start, end in work.again[result.index].stretches
+                )
+                queued, started = attempts[0][:2]
             ended = work.ended.get(result.index if source is None else source)
             spans.append(
                 Span(
@@ -668,6 +781,7 @@ class BatchResult(Sequence[Result]):
                     waited_for=result.waited_for,
                     still_running=result.still_running and ended is None,
                     shared_with=source,
+                    attempts=attempts,
                 )
             )
         return spans

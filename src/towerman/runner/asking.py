@@ -223,9 +223,9 @@ class Asking(Offering):
             if work.closing is None and work.results[index] is None:
                 self._ask_for(work, index)
         except Exception as fault:
-            self._failed(work, fault)
+            self._broke_down(work, fault)
 
-    def _failed(self, work: Work, fault: Exception) -> None:
+    def _broke_down(self, work: Work, fault: Exception) -> None:
         """A fault of Towerman's own: the batch is ended, sealed and told."""
         work.error = work.error or fault
         self._close(work, "cancelled", "cancelled", f"Towerman failed ({type(fault).__name__})")
@@ -241,7 +241,7 @@ class Asking(Offering):
             self._settle(work, index, False)
             return
         if approval.used:
-            self._leave(work, index, approval, sealing.AT_WORK)
+            self._leave(work, index, approval, sealing.TAKEN)
             return
         if approval.cleared:
             self._offer_ready(work, [index])
@@ -323,7 +323,7 @@ class Asking(Offering):
             else:
                 self._heard(work, index, answer, error)
         except Exception as fault:
-            self._failed(work, fault)
+            self._broke_down(work, fault)
 
     def _heard(self, work: Work, index: int, answer: object, error: BaseException | None) -> None:
         """The approver's answer to a call that waits for it."""
@@ -399,7 +399,7 @@ class Asking(Offering):
                     self.loop.call_soon(self._hold_back, work, culprit, held, place + 1)
                     return
         except Exception as fault:
-            self._failed(work, fault)
+            self._broke_down(work, fault)
             return
         self._hand_on(work)
 
@@ -525,7 +525,7 @@ class Asking(Offering):
             settled = approval.settled
         if settled:
             return "approval_missing", sealing.USED, "rejected"
-        return "approval_missing", sealing.AT_WORK, "pending"
+        return "approval_missing", sealing.TAKEN, "pending"
 
     # ================================================================ time
 
@@ -547,7 +547,7 @@ class Asking(Offering):
                 try:
                     self._run_out(work, index, approval, now)
                 except Exception as fault:
-                    self._failed(work, fault)
+                    self._broke_down(work, fault)
         return due
 
     def _run_out(self, work: Work, index: int, approval: Approval, now: float) -> None:

@@ -22,7 +22,7 @@ from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import Job, Owner, Slot, Work
+from towerman.work import Again, Job, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -46,6 +46,7 @@ class Offering(Sharing):
         self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
+        self._resting: list[Again] = []  # a heap: calls that wait to be tried again
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -220,6 +221,7 @@ class Offering(Sharing):
         for work in list(self.works):
             self._stray(work)
         self.works.clear()
+        self._resting.clear()
         self.port.lose()
         self._pass_on()
 
@@ -276,6 +278,9 @@ def gather(core: Core) -> list[Slot]:
             if lost.asking:
                 core.asking -= len(lost.asking)
                 lost.asking.clear()
+            for again in lost.again.values() if lost.again is not None else ():
+                core.backing_off -= again.resting
+                again.resting = False
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:

@@ -197,9 +197,12 @@ class Shell(Ending):
         job = work.jobs[index] = Job(work, index, entry, tool, now, due)
         if due < self._timer_at:
             self._arm(due)
+        if tool.retry is not None:
+            keywords = self._attempt(job, keywords)
         if core.emit is not None:
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
-            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
         if tool.context_parameter is not None:
             keywords[tool.context_parameter] = Context(job, work.calls[index], work.run)
         if tool.in_thread:
@@ -236,7 +239,8 @@ class Shell(Ending):
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:
-            self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, job.index, "started", waited=job.granted - job.entry.since, attempt=attempt)
 
     def _mark_begun(self, job: Job, now: float) -> None:
         """A call that counts in rates begins; whoever waits for that may be due earlier."""
@@ -338,6 +342,8 @@ class Shell(Ending):
                 decided = core.gate.tick(now)
                 notes = self._notes()
             self._take(decided, notes)
+        if self._resting:
+            self._wake(now)
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
@@ -347,7 +353,7 @@ class Shell(Ending):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due(), self._look_at_approvals(now))
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if following < self._timer_at:
             self._arm(following)
 
@@ -376,6 +382,8 @@ class Shell(Ending):
             waiting = core.gate.anybody
             notes = self._notes()
         self._take(decided, notes)
+        if not self.works:
+            self._resting.clear()
         if self._timer is not None and not self.works and not waiting:
             self._timer.cancel()
             self._timer = None

@@ -26,9 +26,11 @@ from towerman.policy import (
     Breaker,
     Declared,
     Merge,
+    OnRefusal,
     Pool,
     Preset,
     Rate,
+    Retry,
     RunIn,
     TowerPolicy,
     WhenBusy,
@@ -144,6 +146,7 @@ class Declaring:
         only_call: bool | None = None,
         read_only: bool | None = None,
         idempotent: bool | None = None,
+        retry: int | Retry | None = None,
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
@@ -153,6 +156,7 @@ class Declaring:
         max_wait: float | None = None,
         max_queued: int | None = None,
         when_busy: WhenBusy | None = None,
+        on_refusal: OnRefusal | None = None,
         preset: Preset | None = None,
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
@@ -182,6 +186,8 @@ class Declaring:
             only_call: may not share a batch with other calls.
             read_only: no side effect; default: True for a tool that only reads.
             idempotent: repeating it is harmless.
+            retry: attempts in all, or a `Retry`: a call that fails for a reason that may pass is tried again, admitted
+                anew each time. Only with `read_only` or `idempotent`; each attempt gets the same idempotency key.
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
@@ -192,6 +198,8 @@ class Declaring:
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
             when_busy: "wait" or "reject".
+            on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
+                result, or "end_turn": `BatchResult.end_turn` is set.
             preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.

@@ -111,6 +111,8 @@ class Statistics:
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
         approvals: what people were asked, and what they said.
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -138,6 +140,8 @@ class Statistics:
     orphans_released: int
     approvals: ApprovalStatistics
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float

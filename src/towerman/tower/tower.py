@@ -569,6 +569,8 @@ class Tower(Declaring):
             orphans_released=core.orphans_released,
             approvals=approvals,
             shared=core.shared,
+            retries=core.retries,
+            backing_off=core.backing_off,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,
