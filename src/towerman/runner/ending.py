@@ -367,6 +367,7 @@ class Ending(Repeating):
         job.reason = reason
         if job.ticket is not None:
             if job.ticket.take():
+                job.ticket = None  # whatever fails from here on, its thread will not come to it
                 self._give_up(job)
                 return
             if job.tool.address is None:
