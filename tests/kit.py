@@ -326,6 +326,9 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
             case "timed_out":
                 assert result.started, told
                 assert result.code in ("handler_timeout", "deadline_exceeded"), told
+            case "pending":
+                assert result.code in ("approval_missing", "held_behind"), told
+                assert not result.started, told
             case "cancelled":
                 assert result.code in ("cancelled", "sibling_failed"), told
             case other:

@@ -80,6 +80,18 @@ PLACES: list[tuple[Any, str]] = [
         (Shell, name)
         for name in (
             "_check",
+            "_approval_for",
+            "_edited",
+            "_seal_decided",
+            "_ask_for",
+            "_heard",
+            "_decided",
+            "_leave",
+            "_put_off",
+            "_say_no",
+            "_too_late",
+            "_cleared",
+            "_run_out",
             "_start_plan",
             "_ready",
             "_offer",
@@ -156,7 +168,7 @@ PLACES: list[tuple[Any, str]] = [
 
 async def play(scene: Any, run: Run, cancels: bool) -> BaseException | None:
     """Run the scene's batch, perhaps cancelled half-way; what it raised."""
-    task = asyncio.ensure_future(run.execute(scene.calls, on_result=scene.hook))
+    task = asyncio.ensure_future(scene.hand_in(run))
     if cancels:
         for _ in range(6):
             await asyncio.sleep(0)

@@ -5,11 +5,21 @@ from typing import TYPE_CHECKING
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
 from towerman.policy import Breaker, Pool, Rate, Retry
-from towerman.tower import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
+from towerman.tower import (
+    ApprovalStatistics,
+    BreakerStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Run,
+    Statistics,
+    Tower,
+)
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
+    from towerman.approvals import ApprovalRequest, Approved, Denied
     from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
@@ -22,6 +32,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CODES",
+    "ApprovalRequest",
+    "ApprovalStatistics",
+    "Approved",
     "Batch",
     "BatchResult",
     "Breaker",
@@ -34,6 +47,7 @@ __all__ = [
     "Code",
     "Context",
     "DeadLetter",
+    "Denied",
     "Event",
     "Explanation",
     "InputError",
@@ -60,15 +74,19 @@ __all__ = [
     "Tower",
     "TowermanError",
     "__version__",
+    "ask_terminal",
 ]
 
 
 _LATER = {
+    "ApprovalRequest": "approvals",
+    "Approved": "approvals",
     "Change": "changes",
     "Changes": "changes",
     "CheckReport": "check",
     "CloseReport": "leftovers",
     "DeadLetter": "leftovers",
+    "Denied": "approvals",
     "Explanation": "explain",
     "Journal": "journal",
     "JournalUnavailable": "journal",
@@ -76,6 +94,7 @@ _LATER = {
     "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
+    "ask_terminal": "terminal",
 }
 
 

@@ -40,6 +40,7 @@ from towerman.policy import (
     Attempts,
     Breaker,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
@@ -362,7 +363,7 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
-        if isinstance(kind, Flag) and not isinstance(value, bool):
+        if isinstance(kind, Flag | Condition) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
         return MappingProxyType(checked) if isinstance(checked, dict) else checked
@@ -613,7 +614,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             return {"type": "integer", "minimum": least}
         case Seconds(zero):
             return {"type": "number", "minimum" if zero else "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
-        case Flag():
+        case Flag() | Condition():
             return {"type": "boolean"}
         case Word():
             return {"anyOf": [{"enum": list(kind.words)}, {"type": "string", "pattern": r"\$\{"}]}

@@ -49,7 +49,7 @@ OnRefusal = Literal["tell", "end_turn"]
 OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
-Preset = Literal["read", "background"]
+Preset = Literal["read", "write", "background"]
 
 MIN_RESULT_BYTES: Final = 64
 """Smallest bound of a result: room for the note that says what was cut."""
@@ -61,10 +61,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
+    "write": {"when_busy": "wait", "max_wait": 30.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
-"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
-bounded queue (R-71). What is given beside a preset wins over it."""
+"""The waiting policies by name: short repeatable reads wait with a deadline (R-69); what changes something waits as
+long as its approval holds, and is refused at the instant at which that is over (R-70: true of every call that needs
+approval; the preset keeps it from being refused before only since somebody else is at work); work of low priority
+stands in a bounded queue (R-71). What is given beside a preset wins over it."""
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -361,6 +364,19 @@ class CircuitBreaker:
     def check(self, where: str, value: object) -> object:
         """A `Breaker`."""
         return breaker_of(where, value)
+
+
+class Condition:
+    """Yes, no, or a function of the arguments that says so."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, False, or a plain function of the arguments that returns one of them"
+
+    def check(self, where: str, value: object) -> object:
+        """As it is; the function is looked at where it is compiled, against the arguments of the tool (tools)."""
+        if not isinstance(value, bool) and not callable(value):
+            raise _say(where, value, self.allowed)
+        return value
 
 
 class Attempts:
@@ -739,6 +755,8 @@ class ToolPolicy:
     run_in: RunIn | None = None
     own_task: bool = True
     on_duplicate: OnDuplicate | None = None
+    requires_approval: bool | Callable[..., object] = False
+    still_valid: Callable[..., object] | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -793,6 +811,10 @@ TOOL: Final[Mapping[str, Option]] = {
     "on_duplicate": Option(
         Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
     ),
+    "requires_approval": Option(
+        Condition(), "its calls wait for a person's approval; in code also a function of the arguments"
+    ),
+    "still_valid": Option(Function("the arguments"), "asked again when an approved call is about to start"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -961,6 +983,7 @@ class TowerPolicy:
     timeout: float = 300.0
     grace: float = 5.0
     on_orphan: OnOrphan = "hold"
+    approval_lifetime: float = 3600.0
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
     mode: Mode = "enforce"
@@ -987,6 +1010,7 @@ TOWER: Final[Mapping[str, Option]] = {
     "timeout": Option(Seconds(), "seconds a call may run"),
     "grace": Option(Seconds(zero=True), "seconds a call that was told to stop has for cleaning up"),
     "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
+    "approval_lifetime": Option(Seconds(), "seconds for which a call waits for a person's approval"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),

@@ -31,6 +31,7 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "approval_expired",
         "circuit_open",
         "concurrency_limit",
         "rate_limited",
@@ -72,6 +73,7 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
     "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
+    "approval_expired": "Not started: its approval was over before its turn came.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
@@ -140,6 +142,35 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
     if why == "deadline_exceeded":
         return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
+
+
+WITH_OTHERS: Final = " It was run with the arguments that came with its approval."
+UNDECIDED: Final = "Not run yet: it waits for a person's approval."
+TAKEN: Final = "Not run again: whoever went on with this batch before is at work with it."
+USED: Final = "Not run again: it has its result from when this batch was gone on with before."
+UNAPPROVED: Final = "Not run: nobody has approved it."
+OVER: Final = "Not run: nobody approved it in time."
+NOT_VALID: Final = "Not run: what was approved does not hold any more."
+CHANGED: Final = (
+    "Not run: the tool, or what its arguments come to, is not any more what its approval was asked for. Call it again."
+)
+OUTSIDE: Final = "Not run: the arguments that came with its approval touch something that the call does not touch."
+
+
+def held_behind(culprit: int, call: Call) -> str:
+    """Why a call is put off: another one, after which it comes, waits for a person."""
+    return f"Not run yet: call {culprit}{named(call)}, after which it comes, waits for a person's approval."
+
+
+def denied(reason: str) -> str:
+    """Why a call does not run: a person said no."""
+    told = " ".join(reason[:REASON_CHARACTERS].split())
+    return f"Not run: a person denied it{': ' + told if told else '.'}"
+
+
+def edited(message: str) -> str:
+    """Why a call does not run: the arguments that a person gave in place of the model's do not fit."""
+    return f"Not run: the arguments that came with its approval do not fit. {message}"
 
 
 def merged(calls: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from towerman import arguments
-from towerman.access import AccessRule
+from towerman.access import AccessRule, bound
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
 from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, tool_policy
@@ -24,6 +24,9 @@ from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
 
+
+Condition = Callable[[Mapping[str, object]], object]
+"""A declared function of the arguments, ready to be called with all of them."""
 
 Address = tuple[str, str]
 """A function's module and its qualified name there."""
@@ -50,6 +53,8 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        requires_approval: its calls wait for a person; or a function of the arguments that says so.
+        still_valid: asked again when an approved call is about to start; None: nothing is.
         retry: how its calls are tried again; None: they are not.
         joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
     """
@@ -71,6 +76,8 @@ class Tool:
     effect_free: bool
     own_task: bool
     joins_duplicates: bool
+    requires_approval: bool | Condition = False
+    still_valid: Condition | None = None
     retry: Retry | None = None
 
     @property
@@ -204,6 +211,16 @@ def compile_tool(
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        requires_approval=(
+            policy.requires_approval
+            if isinstance(policy.requires_approval, bool)
+            else bound(policy.requires_approval, checker.names, f"tool {name!r}: requires_approval")
+        ),
+        still_valid=(
+            None
+            if policy.still_valid is None
+            else bound(policy.still_valid, checker.names, f"tool {name!r}: still_valid")
+        ),
         retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
         joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )

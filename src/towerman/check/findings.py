@@ -142,6 +142,47 @@ def _identity(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _approvals(declared: Declared) -> Iterator[Finding]:
+    asking = [tool for tool in declared.tools if tool.requires_approval is not False]
+    if asking:
+        some = [f"{tool.name}{'' if tool.requires_approval is True else ' (some calls)'}" for tool in asking]
+        yield Finding(
+            "note",
+            "needs_approval",
+            f"tool {asking[0].name}" if len(asking) == 1 else f"tools {listed([tool.name for tool in asking])}",
+            f"Calls of {listed(some)} wait for a person: without an approver they come back pending, and so do those "
+            "that are ordered after them.",
+            "tower.run(approver=...), or state() and resume() in the host",
+        )
+        if declared.tower.secret is None:
+            yield Finding(
+                "note",
+                "approval_without_secret",
+                "tower",
+                "It has no secret, so a batch that waits for approval is written down unsigned: whoever can change the "
+                "text can approve.",
+                "secret='${TOWERMAN_SECRET}' or the like, where states leave the process",
+            )
+    for tool in declared.tools:
+        where = f"tool {tool.name}"
+        if tool.still_valid is not None and tool.requires_approval is False:
+            yield Finding(
+                "note",
+                "still_valid_without_effect",
+                where,
+                "still_valid is asked of approved calls only, and its calls need no approval.",
+                "requires_approval=True, or leave still_valid out",
+            )
+        if tool.requires_approval is not False and tool.policy.merge is not None:
+            yield Finding(
+                "note",
+                "merging_without_effect",
+                where,
+                "A call that needs approval is never merged: what is approved are its own arguments.",
+                "leave merge out, or requires_approval= a function that lets most calls through",
+            )
+
+
 def _sharing(declared: Declared) -> Iterator[Finding]:
     alone = declared.tower.max_calls_per_batch == 1 and declared.tower.on_excess == "tell"
     for tool in declared.tools:
@@ -397,4 +438,17 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
-_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _retries, _families, _broad)
+_LOOKS: Final = (
+    _tower,
+    _access,
+    _identity,
+    _approvals,
+    _sharing,
+    _threads,
+    _pools,
+    _queues,
+    _times,
+    _retries,
+    _families,
+    _broad,
+)

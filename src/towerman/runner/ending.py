@@ -314,6 +314,8 @@ class Ending(Repeating):
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
+        if work.asking:
+            self._stop_asking(work)
         try:
             self._take_back(work, code)
         except Exception as fault:  # what is left in the gate is taken out at the end
@@ -367,6 +369,7 @@ class Ending(Repeating):
         job.reason = reason
         if job.ticket is not None:
             if job.ticket.take():
+                job.ticket = None  # whatever fails from here on, its thread will not come to it
                 self._give_up(job)
                 return
             if job.tool.address is None:
@@ -464,6 +467,8 @@ class Ending(Repeating):
             self._get_off(work, index, reason)
             self._settle(work, index, False)
             return
+        if work.asking:
+            self._stop_asking(work, index)
         if work.again is not None and index in work.again and work.again[index].resting:
             self._refuse(work, index, "cancelled", f"Not started: {reason}.", "cancelled")
             self._settle(work, index, False)

@@ -87,11 +87,15 @@ class Offering(Sharing):
     def _ready(self, work: Work, ready: Iterable[int]) -> list[Offer[Owner]]:
         """The offers of calls that are ready."""
         now = self.core.now()
+        gated = work.gated
         offers: list[Offer[Owner]] = []
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
-                offers.append((want, (work, index), now))
+                if gated is not None and index in gated and not gated[index].cleared:
+                    self._ask_soon(work, index)
+                else:
+                    offers.append((want, (work, index), now))
             elif work.joins and index in work.joins:
                 work.joins[index].ready = True
         return offers
@@ -278,6 +282,9 @@ def gather(core: Core) -> list[Slot]:
                     decided += gate.cancel(entry, now)
             # A thread goes on, and hands back what it held when it ends.
             jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            if lost.asking:
+                core.asking -= len(lost.asking)
+                lost.asking.clear()
             for again in lost.again.values() if lost.again is not None else ():
                 core.backing_off -= again.resting
                 again.resting = False

@@ -26,7 +26,7 @@ from typing import Final
 from towerman import retrying, sealing
 from towerman.errors import RateLimited
 from towerman.gate import NEVER
-from towerman.runner.offering import Offering
+from towerman.runner.asking import Asking
 from towerman.runner.sealer import exit_in, print_traceback, ran_for
 from towerman.runner.sharing import copy_of
 from towerman.work import Again, Job, Slot, Work
@@ -34,7 +34,7 @@ from towerman.work import Again, Job, Slot, Work
 _log: Final = logging.getLogger("towerman")
 
 
-class Repeating(Offering):
+class Repeating(Asking):
     """What concerns attempts; the runner goes on from here."""
 
     _resting: list[Again]

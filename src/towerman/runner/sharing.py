@@ -66,7 +66,7 @@ class Sharing(Intake):
         turn = core.now() + intake.SLICE
         for index, call in enumerate(work.calls):
             want, keywords = work.wants[index], work.keywords[index]
-            if want is not None and keywords is not None:
+            if want is not None and keywords is not None and not _alone(work, index, want):
                 alike[index] = want.likeness(call, keywords)
             if core.now() > turn:
                 await asyncio.sleep(0)
@@ -280,6 +280,12 @@ class Sharing(Intake):
         work.wants[index] = None
         result = sealing.got_off(index, work.calls[index], source, work.calls[source], reason, tool)
         self._seal(work, index, result, self.core.now())
+
+
+def _alone(work: Work, index: int, want: Want) -> bool:
+    """What a person approves, or has changed, is this call's arguments: they go into no run of others."""
+    approval = work.gated.get(index) if work.gated is not None else None
+    return approval is not None and approval.needed and (approval.changed or want.of.policy.merge is not None)
 
 
 def _open(work: Work, group: Group) -> list[int]:

@@ -185,6 +185,8 @@ class Shell(Filing):
             self._give_back(entry)
             self._seal_closed(work, index)
             return
+        if work.gated is not None and not self._cleared(work, index, keywords, entry):
+            return
         core = self.core
         now = core.now()
         tool: Tool = entry.wants.of  # type: ignore[attr-defined]  # every ask of a runner is a Want
@@ -361,7 +363,7 @@ class Shell(Filing):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due(), self._next_due())
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if self._joins:
             following = min(following, self._look_at_joins(now))
         if following < self._timer_at:

@@ -167,6 +167,8 @@ class Declaring:
         run_in: RunIn | None = None,
         own_task: bool | None = None,
         on_duplicate: OnDuplicate | None = None,
+        requires_approval: bool | Callable[..., bool] | None = None,
+        still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -200,7 +202,7 @@ class Declaring:
             when_busy: "wait" or "reject".
             on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
                 result, or "end_turn": `BatchResult.end_turn` is set.
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
             summarize: takes an oversized value, gives a shorter one.
@@ -216,6 +218,11 @@ class Declaring:
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
             on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
                 its answer, "conflict" is refused; default: the tower's.
+            requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
+                whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
+            still_valid: a plain function of the arguments, asked when an approved call is about to start, after every
+                wait: is what was approved still right? False refuses the call, `approval_expired`. Called on the event
+                loop: it should be quick.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.

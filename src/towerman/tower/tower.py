@@ -51,11 +51,19 @@ from towerman.rates import MICRO, micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import (
+    ApprovalStatistics,
+    BreakerStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Statistics,
+)
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approver
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
@@ -121,6 +129,7 @@ class Tower(Declaring):
         grace: seconds a call that was told to stop has for cleaning up.
         on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
             until its work ends, or "release" at once.
+        approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; each is served by a thread of its own.
@@ -162,6 +171,7 @@ class Tower(Declaring):
         timeout: float = 300.0,
         grace: float = 5.0,
         on_orphan: OnOrphan = "hold",
+        approval_lifetime: float = 3600.0,
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
         observers: Iterable[Observer] = (),
@@ -277,6 +287,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Run:
@@ -290,6 +301,10 @@ class Tower(Declaring):
             deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
+            approver: asks a person about each call that needs approval: an async function that takes an
+                `ApprovalRequest` and returns `Approved`, `Denied`, or None where nobody has decided; `ask_terminal` is
+                one. Without one such calls come back pending. Called on the event loop, in the caller's context, at
+                most once for a call; cancelled when nobody waits for its answer any more.
             max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
             fail_fast: after the first failure of a batch nothing more of it starts, and what runs without side effects
                 is
@@ -306,6 +321,7 @@ class Tower(Declaring):
             deadline=deadline,
             allow=allow,
             deny=deny,
+            approver=approver,
             max_concurrency=max_concurrency,
             fail_fast=fail_fast,
         )
@@ -330,6 +346,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Callable[[Core, int], RunState]:
@@ -341,6 +358,10 @@ class Tower(Declaring):
         if tenant is not None:
             name_of("tenant", tenant)
         flag("fail_fast", fail_fast)
+        if approver is not None and not callable(approver):
+            raise PolicyError(
+                f"approver: an async function that takes an ApprovalRequest; got {type(approver).__name__[:80]}"
+            )
         if deadline is not None and not isinstance(deadline, int | float | datetime):
             raise PolicyError(
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
@@ -364,6 +385,7 @@ class Tower(Declaring):
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                approver=approver,
                 own_window=max_concurrency is not None,
             )
             (self._limits if core is self._core else Limits(core)).add_run(state)
@@ -546,6 +568,7 @@ class Tower(Declaring):
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             rates, breakers = self._timed_statistics()
+            approvals = ApprovalStatistics(**core.approvals, open=core.asking)
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
         sent = self._courier.statistics()
@@ -561,6 +584,7 @@ class Tower(Declaring):
             rejections=codes,
             orphans=core.orphans,
             orphans_released=core.orphans_released,
+            approvals=approvals,
             shared=core.shared,
             retries=core.retries,
             backing_off=core.backing_off,
