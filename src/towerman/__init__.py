@@ -4,8 +4,16 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Pool, Rate
-from towerman.tower import BreakerStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
+from towerman.policy import Breaker, Budget, Pool, Rate
+from towerman.tower import (
+    BreakerStatistics,
+    BudgetStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Run,
+    Statistics,
+    Tower,
+)
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -25,6 +33,8 @@ __all__ = [
     "BatchResult",
     "Breaker",
     "BreakerStatistics",
+    "Budget",
+    "BudgetStatistics",
     "Call",
     "Change",
     "Changes",

@@ -11,6 +11,7 @@ Not here: running (runner), wording of results (sealing), what a batch would do 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +20,15 @@ from typing import TYPE_CHECKING, Final, cast
 
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
+from towerman.budgets import Account, Asks, Book, Shares, number
 from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, X
-from towerman.clock import Clock, RealClock, VirtualClock
+from towerman.clock import Clock, RealClock, VirtualClock, calendar
 from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
-from towerman.policy import TowerPolicy
+from towerman.policy import TowerPolicy, amounts_of
+from towerman.rates import micros
 from towerman.threads import Workers
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
@@ -90,6 +93,10 @@ class Core:
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
         shared: calls that the run of another one answered.
+        book: what may be spent, and is.
+        budgeted: there is, or was, a budget that calls count in.
+        sparing: there is, or some tool bounds its repeats: batches are looked over for that before they are offered.
+        overspent: with mode="observe", by whom a budget counts for, the calls that it would have refused.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -129,6 +136,11 @@ class Core:
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
+        self.book = Book(micros(calendar(clock)))
+        self.budgeted = False
+        self.sparing = False
+        self.overspent: dict[str, int] = {}
+        self.seed = os.urandom(32)  # of the digests by which repeated calls are known
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
     @property
@@ -153,6 +165,46 @@ class Core:
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
         self.crowded = False
+        self.book.reset()
+        self.overspent = {}
+
+    def chain(self, run: RunState, above: Shares | None = None) -> tuple[Account, ...]:
+        """The accounts in which the calls of a batch count, the nearest first; under the lock.
+
+        Args:
+            run: whose batch it is.
+            above: of the batch whose call makes it: what a handler makes counts where its own call does, too, whatever
+                run it belongs to.
+        """
+        self.book.at(micros(self.now()))
+        chain = run.accounts
+        if above is not None:
+            return (*chain, *(account for account in above.chain if account not in chain))
+        budget = self.policy.budgets.get("batch")
+        if budget is None:
+            return chain
+        return (Account("batch", "batch", budget.limits, partial=budget.partial), *chain)
+
+    def charge(self, run: RunState, units: Mapping[str, object], work: Work | None = None, index: int = 0) -> None:
+        """So much was spent: by a call of a batch, or else by the run itself.
+
+        Raises:
+            PolicyError: no unit, or no amount.
+        """
+        amounts = amounts_of("charge", units)
+        with self.lock:
+            self.book.at(micros(self.now()))
+            if work is None:
+                self.book.charge(run.accounts, amounts)
+            elif work.shares is not None:
+                work.shares.charge(index, amounts)
+
+    def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
+        """What is left, by limited unit, on the accounts in which a run counts, or a batch of it."""
+        with self.lock:
+            self.book.at(micros(self.now()))
+            chain = run.accounts if work is None or work.shares is None else work.shares.chain
+            return {unit: number(amount) for unit, amount in self.book.remaining(chain).items()}
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
@@ -253,6 +305,9 @@ class Core:
             other.any_joined = self.any_joined
             other.hinted = set(self.tools)
             other.means = dict(self.means)
+            other.budgeted, other.sparing = self.budgeted, self.sparing
+            self.book.at(micros(self.now()))
+            other.book = self.book.anew()
             for pool in self.gate.ledger.pools.values():
                 if pool.scope == "process":
                     other.gate.ledger.add_pool(pool.anew())
@@ -334,7 +389,30 @@ class Core:
         for index in range(most, size):
             capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))
             seen.append(Seen(calls[index], self._known(calls[index]), refusal=capped))
-        return seen, needs, sealing.notice(most, size) if most < size else None
+        notice = sealing.notice(most, size) if most < size else None
+        if self.budgeted:
+            notice = self._reserve(run, seen, needs, notice)
+        return seen, needs, notice
+
+    def _reserve(
+        self, run: RunState, seen: list[Seen], needs: Sequence[Sequence[int]] | None, notice: str | None
+    ) -> str | None:
+        """What of a batch that is only explained the budgets would refuse; returns what the model would be told."""
+        from dataclasses import replace
+
+        from towerman import sealing
+
+        shares = Shares(self.book, self.chain(run), len(seen))
+        shares.asks[:] = [one.asks if one.refusal is None else None for one in seen]
+        short = shares.reserve(needs)
+        if not short or self.policy.mode == "observe":
+            return notice
+        for index, lack in short.items():
+            left = self.book.renews(lack)
+            told = sealing.too_little(lack, left)
+            seen[index] = replace(seen[index], wants=None, asks=None, likeness=None, refusal=("budget_exhausted", told))
+        told = sealing.cut_short(lack, shares.open, len(seen), left)
+        return told if notice is None else f"{notice} {told}"
 
     def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
         from towerman.explain import Seen
@@ -344,6 +422,12 @@ class Core:
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
         want = found[0]
+        asks = None
+        if self.budgeted:
+            try:
+                asks = self.asks(want.of, found[1])
+            except AccessRefused as untold:
+                return Seen(call, self._known(call), refusal=(untold.code, str(untold)))
         touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
         touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
         likeness = want.likeness(call, found[1])
@@ -354,7 +438,17 @@ class Core:
             cast("Wants[Lot[int]]", want),
             likeness=likeness,
             merged=likeness is not None and want.of.policy.merge is not None,
+            asks=asks,
         )
+
+    @staticmethod
+    def asks(tool: Tool, keywords: Mapping[str, object]) -> Asks | None:
+        """What a call asks of budgets.
+
+        Raises:
+            AccessRefused: nobody can tell.
+        """
+        return tool.asks if tool.price is None else tool.price(keywords)
 
     def tool_of(self, call: Call) -> Tool | None:
         """The tool that a call names, if there is one."""
@@ -425,6 +519,7 @@ class Core:
         """The same, under the lock."""
         self.tools[tool.name] = tool
         self.any_joined = self.any_joined or tool.joins
+        self.sparing = self.sparing or tool.max_repeats is not None
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)

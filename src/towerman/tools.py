@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from towerman import arguments
-from towerman.access import AccessRule
+from towerman.access import AccessRefused, AccessRule, bind
+from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, ToolPolicy, TowerPolicy, asks_of, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -50,6 +51,9 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        asks: what each of its calls asks of budgets; None where that depends on the arguments.
+        price: says it then; raises `AccessRefused` where it cannot.
+        max_repeats: turns in which a run may make the same call of it; None: any number.
     """
 
     policy: ToolPolicy
@@ -68,6 +72,9 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    asks: Asks | None = ONE_CALL
+    price: Callable[[Mapping[str, object]], Asks] | None = None
+    max_repeats: int | None = None
 
     @property
     def name(self) -> str:
@@ -183,6 +190,8 @@ def compile_tool(
     else:
         kind = tower.undeclared
     is_async = is_coroutine_function(handler)
+    asks, price = _asks(name, policy, checker.names)
+    repeats = policy.max_repeats or tower.max_repeats
     return Tool(
         policy=policy,
         handler=handler,
@@ -200,7 +209,35 @@ def compile_tool(
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        asks=asks,
+        price=price,
+        max_repeats=None if repeats == "any" else repeats,
     )
+
+
+def _asks(
+    name: str, policy: ToolPolicy, names: frozenset[str] | None
+) -> tuple[Asks | None, Callable[[Mapping[str, object]], Asks] | None]:
+    """What calls ask of budgets: always the same, or a function of the arguments that says it."""
+    spends = policy.spends
+    if spends is None or isinstance(spends, Asks):
+        return spends or ONE_CALL, None
+    call = bind(spends, names, f"tool {name!r}: spends")
+
+    def price(keywords: Mapping[str, object]) -> Asks:
+        try:
+            answer = call(keywords)
+        except Exception as error:
+            raise AccessRefused(f"spends raised {type(error).__name__[:64]}", "policy_error") from None
+        if inspect.iscoroutine(answer):
+            answer.close()
+        try:
+            return asks_of("spends", answer)
+        except Exception:  # a mapping may fail in any way; what it holds may be made of arguments
+            told = "spends gave no amounts: a number of calls, or a mapping of units to numbers of 0 or more"
+            raise AccessRefused(told, "policy_error") from None
+
+    return None, price
 
 
 def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:

@@ -318,10 +318,10 @@ def _quick(form: str, names: Sequence[str], write: bool, subtree: bool, label: s
     return one if len(names) == 1 else several
 
 
-def _bind(function: Callable[..., object], names: frozenset[str] | None, where: str) -> Callable[[Arguments], object]:
+def bind(function: Callable[..., object], names: frozenset[str] | None, where: str) -> Callable[[Arguments], object]:
     """How to call a declared callable: by the names that it takes, or with all arguments as one mapping."""
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise PolicyError(f"{where} is async; what a call touches has to be known at once: use a plain function")
+        raise PolicyError(f"{where} is async; what it says has to be known at once: use a plain function")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -346,7 +346,7 @@ def _compile_callable(function: Callable[..., object], write: bool, names: froze
     inner = getattr(function, "func", function)  # a functools.partial has no name of its own
     label = f"callable {str(getattr(inner, '__name__', type(inner).__name__))[:64]}"
     shown = f"{'writes' if write else 'reads'} {label}"
-    call = _bind(function, names, f"tool {tool!r}: {shown}")
+    call = bind(function, names, f"tool {tool!r}: {shown}")
 
     def refused(reason: str) -> AccessRefused:
         return AccessRefused(f"{shown}: {reason}", "policy_error")

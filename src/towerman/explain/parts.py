@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from towerman.budgets import Asks
 from towerman.calls import Call, Outcome
 from towerman.errors import Code
 from towerman.ledger import Wants
@@ -138,6 +139,7 @@ class Seen:
         refusal: why it is refused, as code and message.
         likeness: what is equal for calls that one run could answer; holds argument values.
         merged: such a run would be of all their arguments.
+        asks: what it would take of budgets; None where there are none, or it is refused.
     """
 
     call: Call
@@ -147,6 +149,7 @@ class Seen:
     refusal: tuple[Code, str] | None = None
     likeness: Hashable | None = None
     merged: bool = False
+    asks: Asks | None = None
 
     def __repr__(self) -> str:
         return f"Seen({self.tool!r})"

@@ -123,6 +123,8 @@ class Ending(Offering):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if work.shares is not None:
+            self._settle_share(job)
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
         if job.sealed:

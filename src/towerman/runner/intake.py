@@ -13,7 +13,7 @@ Not here: how a call is answered (sealer), what follows from its end (runner), w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from towerman import sealing
@@ -44,6 +44,10 @@ class Intake(Sealer):
     def _hand_on(self, work: Work) -> None:
         """If every call is sealed, wake whoever waits for that."""
         raise NotImplementedError  # pragma: no cover - the runner's
+
+    async def _spare(self, work: Work, needs: Sequence[Sequence[int]] | None) -> None:
+        """Refuse what repeats itself, and what no budget has enough for."""
+        raise NotImplementedError  # pragma: no cover - that of spending
 
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
@@ -91,6 +95,10 @@ class Intake(Sealer):
                 turn = core.now() + SLICE
                 if work.closing is not None:
                     return
+        if core.sparing:
+            await self._spare(work, needs)
+            if work.closing is not None:
+                return
         alike = None
         if core.any_joined:
             alike = await self._alike(work)

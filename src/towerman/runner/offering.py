@@ -269,6 +269,8 @@ def gather(core: Core) -> list[Slot]:
                     decided += gate.cancel(entry, now)
             # A thread goes on, and hands back what it held when it ends.
             jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            if lost.shares is not None:
+                lost.shares.forsake()
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:
