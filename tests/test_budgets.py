@@ -441,6 +441,25 @@ def test_r99_nothing_starts_after_its_seconds() -> None:
     assert (run.used_up(book.now), book.remaining((run,))) == ("seconds", {"seconds": 0})
 
 
+def test_what_rode_in_the_run_of_another_is_spent() -> None:
+    """S11: a share is spent without a look at what is left, once."""
+    book, chain = book_of(account(calls=1))
+    shares = batch(book, chain, ONE_CALL)
+    shares.reserve()
+    book.charge(chain, {CALLS: MICRO})
+    for _ in range(2):
+        shares.spend(0)
+    assert (chain[0].spent, chain[0].reserved, shares.state[0]) == ({CALLS: 2 * MICRO}, {CALLS: 0}, SPENT)
+
+
+def test_a_refusal_knows_when_there_is_more() -> None:
+    """R-95: what renews says when; what does not, and time, which never does, say nothing."""
+    book, (daily, plain) = book_of(Account("process", "process", {}, per="day"), account(calls=0), at=DAY // 2)
+    assert book.renews(Lack(daily, CALLS)) == DAYS / 2
+    assert book.renews(Lack(daily, "seconds")) is None
+    assert book.renews(Lack(plain, CALLS)) is None
+
+
 # ==================================================================== windows
 
 

@@ -702,7 +702,8 @@ def test_r99_nothing_starts_after_the_seconds(stage: Stage) -> None:
             assert codes(done) == [None, None, None, "budget_exhausted", "budget_exhausted"]
             assert (at[2], at[3], at[4]) == (3.0, 2.5, 2.5)
             assert done[3].message == "Not started: the seconds of this run's budget are over."
-            assert "budget of run (seconds)" in done[3].waited_for or "pool one" in done[3].waited_for
+            assert done[3].waited_for == ("pool one", "budget of run (seconds)")
+            assert tower.statistics().budgets["run:r"].refused == 2
             assert (done.exhausted, run.remaining) == (True, {"seconds": 0, "calls": 96})
             late = await run.execute(calls(2))
             assert codes(late) == ["budget_exhausted"] * 2
@@ -777,7 +778,7 @@ def test_a_daily_budget_renews_at_midnight(stage: Stage) -> None:
 
 @pytest.mark.parametrize("step", [-3600.0, 3600.0])
 def test_a_step_of_the_clock_neither_locks_out_nor_gives_away(stage: Stage, step: float) -> None:
-    """R-95: a clock that is set back within the day changes nothing of it, nor does one that leaps forward within it."""
+    """R-95: a clock that is set back within the day changes nothing of it, nor does one that leaps forward in it."""
     tower = stage.tower(budgets={"process": Budget(calls=2, per="day")})
     worker(stage, tower, seconds=0.0)
     stage.clock.value = 40_000.0
@@ -1219,3 +1220,108 @@ def test_a_budget_is_told_in_the_run(stage: Stage) -> None:
             assert done[0].value == {"cost": 2, "seconds": 10}
 
     stage.run(main())
+
+
+# ==================================================================== ways round a start
+
+
+def test_what_a_closed_loop_has_reserved_is_free_again() -> None:
+    """G3, P-94: a loop that is closed over calls that wait gives back what they had set aside."""
+    tower = Tower(pools={"one": 1}, budgets={"process": Budget(calls=5)})
+
+    @tower.tool(independent=True, pools=["one"])
+    async def work() -> None:
+        await asyncio.sleep(60)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(tower.execute([Call("work", {})] * 3))
+    while not tower.statistics().running:
+        loop.run_until_complete(asyncio.sleep(0))
+    assert of(tower, "process") == ({"calls": 1}, {"calls": 2})
+    for one in asyncio.all_tasks(loop):
+        one._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+    tower.statistics()
+    assert of(tower, "process") == ({"calls": 1}, {})
+    tower.validate()
+    del task, one
+    tower.close()
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_a_share_that_is_given_back_is_reserved_again(stage: Stage, mode: Any) -> None:
+    """S8: a call that waits for something else gives its share back, and is refused if it finds nothing left when it
+    comes again; with mode="observe" that is only counted.
+    """
+    tower = stage.tower(mode=mode, pools={"one": 1})
+    worker(stage, tower, pools=["one"])
+
+    async def main() -> None:
+        async with tower.run("r", budget=Budget(calls=2)) as run, tower.run() as free:
+            shells = tower._shells.here()
+            none = asyncio.ensure_future(free.execute(calls(1)))
+            await asyncio.sleep(0)
+            [unpaid] = free._state.works
+            shells._share_back(unpaid, 0)
+            assert shells._reserve_again(unpaid, 0)
+            waiting = asyncio.ensure_future(run.execute(calls(2)))
+            await asyncio.sleep(0.1)
+            [work] = run._state.works
+            left = {"enforce": 1, "observe": 1}[mode]
+            shells._share_back(work, 1)
+            assert run.remaining == {"calls": left}
+            assert shells._reserve_again(work, 1)
+            assert run.remaining == {"calls": 0}
+            shells._share_back(work, 1)
+            run.charge(calls=5)
+            assert shells._reserve_again(work, 1) is (mode == "observe")
+            done = await waiting
+            await none
+            if mode == "observe":
+                assert done.ok
+            else:
+                assert codes(done) == ["budget_exhausted"] * 2  # the first at its grant
+
+    stage.run(main())
+    if mode == "observe":
+        assert {one.name for one in tower.report().budgets} == {"budget of run (calls)"}
+
+
+def test_code_without_a_loop_has_budgets(stage: Stage) -> None:
+    """R-95: runs as plain context managers, and one batch in a run of its own."""
+    tower = Tower()
+
+    @tower.tool(independent=True)
+    def work(ctx: Context[None]) -> None:
+        ctx.charge(tokens=1)
+
+    with tower.run(budget={"calls": 3, "tokens": 10}) as run:
+        done = run.execute_sync([Call("work", {})] * 5)
+        assert codes(done) == [None] * 3 + ["budget_exhausted"] * 2
+        assert run.remaining == {"calls": 0, "tokens": 7}
+    assert tower.execute_sync([Call("work", {})] * 2, budget=Budget(calls=1)).exhausted
+    tower.close()
+
+
+def test_a_large_batch_is_refused_in_slices(stage: Stage) -> None:
+    """R-98: a batch of thousands is looked over, reserved and refused with turns for the loop in between; a cancel in
+    one of them seals the rest, and gives everything back.
+    """
+    tower = stage.tower(on_excess="queue", max_batch_bytes=10**9, budgets={"process": Budget(calls=100)})
+    worker(stage, tower, "asks", spends=lambda n: 1)
+
+    async def main(cancels: bool) -> None:
+        async with tower.run("r") as run:
+            work = asyncio.ensure_future(run.execute(calls(3000, "asks")))
+            for _ in range(500 if cancels else 0):
+                await asyncio.sleep(0)
+            if cancels:
+                run.cancel("enough")
+            done = await work
+            sound(done, calls(3000, "asks"))
+            if not cancels:
+                assert codes(done) == [None] * 100 + ["budget_exhausted"] * 2900
+
+    for cancels in (True, False):
+        stage.run(main(cancels), step=0.0001)
+        tower.configure(budgets={"process": Budget(calls=100 + came_on(stage))})

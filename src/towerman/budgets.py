@@ -230,11 +230,13 @@ class Account:
         """A call has reserved what it asks and is about to start: the unit of which there is too little after all."""
         if us >= self.until:
             return SECONDS
-        amounts = asks.amounts
+        amounts, spent = asks.amounts, self.spent
         for unit, limit in self.limits.items():
             amount = amounts.get(unit)
-            spent = self.spent.get(unit, 0)
-            if spent + amount > limit if amount else amount is None and spent >= limit:
+            if amount:
+                if spent.get(unit, 0) + amount > limit:
+                    return unit
+            elif amount is None and spent.get(unit, 0) >= limit:
                 return unit
         return None
 
@@ -392,22 +394,28 @@ class Shares:
             if unit is not None:
                 account.refused += 1
                 return Lack(account, unit)
-        self.spend(index)
+        self._spend(index, asks)
         return None
 
     def spend(self, index: int) -> None:
         """What a call had reserved is spent, whatever is left."""
         asks = self.asks[index]
-        if asks is None or self.state[index] != RESERVED:
-            return
-        self._give(asks)
+        if asks is not None and self.state[index] == RESERVED:
+            self.book.roll(self.chain)
+            self._spend(index, asks)
+
+    def _spend(self, index: int, asks: Asks) -> None:
         self.state[index] = SPENT
-        self.book.roll(self.chain)
+        some, windows = asks.some, 0
         for account in self.chain:
-            for unit, amount in asks.some:
-                account.spent[unit] = account.spent.get(unit, 0) + amount
-        if any(account.per is not None for account in self.chain):
-            self._windows[index] = tuple(account.window for account in self.chain)
+            spent, reserved = account.spent, account.reserved
+            for unit, amount in some:
+                reserved[unit] -= amount
+                spent[unit] = spent.get(unit, 0) + amount
+            windows += account.window
+        self._one_less()
+        if windows:  # else none has ended yet, and whatever has none now is of the first
+            self._windows[index] = tuple([account.window for account in self.chain])
 
     def refund(self, index: int) -> None:
         """The call does not start: all that it has goes back."""
@@ -463,6 +471,9 @@ class Shares:
         for account in self.chain:
             for unit, amount in asks.some:
                 account.reserved[unit] -= amount
+        self._one_less()
+
+    def _one_less(self) -> None:
         self.open -= 1
         if not self.open:
             del self.book.live[self]
@@ -471,7 +482,7 @@ class Shares:
         """So much was not spent after all. A window that has ended has forgotten it."""
         windows = self._windows.get(index)
         for place, account in enumerate(self.chain):
-            if windows is None or windows[place] == account.window:
+            if (windows[place] if windows is not None else 0) == account.window:
                 account.spent[unit] -= amount
 
     def __repr__(self) -> str:

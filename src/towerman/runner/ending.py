@@ -227,6 +227,8 @@ class Ending(Offering):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
+            if code == "budget_exhausted":
+                waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
             left = entry.rejection.retry_after
             message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)

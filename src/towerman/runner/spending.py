@@ -114,7 +114,8 @@ class Spending(Intake):
             alone = [index for index in short if shares.alone(index)]
             some = len(short) < sum(asks is not None for asks in shares.asks)
         if short:
-            await self._refuse_short(work, short, stop=not (alone or some))
+            stop = not (alone or some or any(lack.account.scope == "batch" for lack in short.values()))
+            await self._refuse_short(work, short, stop=stop)
 
     async def _refuse_short(self, work: Work, short: dict[int, Lack], *, stop: bool) -> None:
         """Tell those at once for which there is not enough.
@@ -179,6 +180,13 @@ class Spending(Intake):
             self._tally([lack])
             return None
         return lack
+
+    def _late_for(self, work: Work) -> str:
+        """The gate has refused a call, since the seconds of its run's budget are over; says whose they were."""
+        with self.core.lock:
+            for account in work.run.accounts:
+                account.refused += account.scope == "run"
+        return work.run.flow.over[1]
 
     def _settle_share(self, job: Job) -> None:
         """The work of a call has ended."""
