@@ -20,6 +20,7 @@ from test_cancel import SCENES, Scene
 import towerman.runner.sealer
 import towerman.sealing
 from towerman import Call, Run
+from towerman.budgets import Shares
 from towerman.gate import Gate
 from towerman.plan import Plan
 from towerman.runner import Shell
@@ -141,8 +142,19 @@ PLACES: list[tuple[Any, str]] = [
             "_conclude",
             "_concluded",
             "_file",
+            "_spare",
+            "_reserve",
+            "_refuse_short",
+            "_refuse_lack",
+            "_pay",
+            "_unpaid",
+            "_late_for",
+            "_settle_share",
+            "_close_share",
+            "_sum_up",
         )
     ),
+    *((Shares, name) for name in ("reserve", "begin", "settle", "charge")),
     *(
         (Gate, name)
         for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")

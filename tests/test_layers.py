@@ -22,8 +22,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls rates+breaker policy config retrying arguments+access tools changes plan ledger watched lots "
-    "waiting deadlock turns gate bounds leftovers records approvals trace timeline+sealing explain+check+report"
+    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes plan "
+    "ledger watched lots waiting deadlock turns gate bounds leftovers records approvals trace timeline+sealing "
+    "explain+check+report"
 )
 ROWS = [
     row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "core", "limits", "runner", "tower"]

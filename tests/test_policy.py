@@ -240,6 +240,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": 1}, "tool 'tool': no option 'concurrency'; did you mean 'max_concurrency'?"),
     ({"zzz": "10/s"}, "tool 'tool': no option 'zzz'; known: "),
     ({"rate": "10"}, 'tool \'tool\': rate: a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds)'),
+    ({"spends": float("nan")}, "tool 'tool': spends: a number of calls, or units with their amounts such as"),
+    ({"spends": {"token": 1}}, "tool 'tool': spends: no unit 'token'; did you mean 'tokens'?"),
+    ({"spends": {"cost": -0.1}}, "tool 'tool': spends: cost: a number, 0 or more; got -0.1"),
+    ({"spends": {"seconds": 1}}, "tool 'tool': spends: seconds pass by themselves; nobody can spend them"),
+    ({"max_repeats": True}, "tool 'tool': max_repeats: a whole number, 1 or more, or \"any\"; got True"),
     ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
     ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
     ({"requires_approval": "yes"}, "tool 'tool': requires_approval: True, False, or a plain function of the arguments"),
@@ -362,6 +367,9 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"secret": ""}, "secret: text or bytes that nobody can guess; got an empty one"),
     ({"secret": 918273645546}, "secret: text or bytes that nobody can guess; got int"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),
+    ({"budgets": 5}, "budgets: a mapping of whom it counts for to Budget"),
+    ({"budgets": {"run": 5}}, "budgets.run: a Budget, such as Budget(calls=20, seconds=60); got 5"),
+    ({"max_repeats": 0}, 'max_repeats: a whole number, 1 or more, or "any"; got 0'),
     ({"observers": [5]}, "observers: callables that take an Event; got int"),
 ]
 

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Pool, Rate, Retry
+from towerman.policy import Breaker, Budget, Pool, Rate, Retry
 from towerman.tower import (
     ApprovalStatistics,
     BreakerStatistics,
+    BudgetStatistics,
     JournalStatistics,
     PoolStatistics,
     RateStatistics,
@@ -39,6 +40,8 @@ __all__ = [
     "BatchResult",
     "Breaker",
     "BreakerStatistics",
+    "Budget",
+    "BudgetStatistics",
     "Call",
     "Change",
     "Changes",

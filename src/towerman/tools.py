@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from towerman import arguments
-from towerman.access import AccessRule, bound
+from towerman.access import AccessRefused, AccessRule, bound
+from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, asks_of, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -57,6 +58,9 @@ class Tool:
         still_valid: asked again when an approved call is about to start; None: nothing is.
         retry: how its calls are tried again; None: they are not.
         joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
+        asks: what each of its calls asks of budgets; None where that depends on the arguments.
+        price: says it then; raises `AccessRefused` where it cannot.
+        max_repeats: turns in which a run may make the same call of it; None: any number.
     """
 
     policy: ToolPolicy
@@ -79,6 +83,9 @@ class Tool:
     requires_approval: bool | Condition = False
     still_valid: Condition | None = None
     retry: Retry | None = None
+    asks: Asks | None = ONE_CALL
+    price: Callable[[Mapping[str, object]], Asks] | None = None
+    max_repeats: int | None = None
 
     @property
     def name(self) -> str:
@@ -194,6 +201,8 @@ def compile_tool(
     else:
         kind = tower.undeclared
     is_async = is_coroutine_function(handler)
+    asks, price = _asks(name, policy, checker.names)
+    repeats = policy.max_repeats or tower.max_repeats
     return Tool(
         policy=policy,
         handler=handler,
@@ -223,7 +232,35 @@ def compile_tool(
         ),
         retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
         joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
+        asks=asks,
+        price=price,
+        max_repeats=None if repeats == "any" else repeats,
     )
+
+
+def _asks(
+    name: str, policy: ToolPolicy, names: frozenset[str] | None
+) -> tuple[Asks | None, Callable[[Mapping[str, object]], Asks] | None]:
+    """What calls ask of budgets: always the same, or a function of the arguments that says it."""
+    spends = policy.spends
+    if spends is None or isinstance(spends, Asks):
+        return spends or ONE_CALL, None
+    call = bound(spends, names, f"tool {name!r}: spends")
+
+    def price(keywords: Mapping[str, object]) -> Asks:
+        try:
+            answer = call(keywords)
+        except Exception as error:
+            raise AccessRefused(f"spends raised {type(error).__name__[:64]}", "policy_error") from None
+        if inspect.iscoroutine(answer):
+            answer.close()
+        try:
+            return asks_of("spends", answer)
+        except Exception:  # a mapping may fail in any way; what it holds may be made of arguments
+            told = "spends gave no amounts: a number of calls, or a mapping of units to numbers of 0 or more"
+            raise AccessRefused(told, "policy_error") from None
+
+    return None, price
 
 
 def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from towerman.budgets import Account, Shares
 from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Group, Plan
-from towerman.policy import OnResult, shown, whole
+from towerman.policy import Budget, OnResult, shown, whole
+from towerman.repeats import Repeats
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Span
@@ -104,6 +106,31 @@ class Context(Generic[DepsT]):
         """
         return await self._execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
+    def charge(self, **units: float) -> None:
+        """Tell what this call has spent: `ctx.charge(tokens=812, cost=0.004)`. May be called from any thread.
+
+        It counts at once in every budget that this call counts in: of its batch, its run, its tenant, the process. What
+        a call charges of a unit, all told, takes the place of what its tool's `spends` says of that unit; until its
+        work has ended the larger of the two counts. A charge is never refused: it may bring a budget past its limit,
+        and then nothing more starts.
+
+        Args:
+            units: amounts by unit, 0 or more.
+
+        Raises:
+            PolicyError: a name of no unit, or an amount that is none. Nothing was charged.
+        """
+        job = self._job
+        job.work.shell.core.charge(job.work.run, units, job.work, job.index)
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """What is left of the budgets that this call counts in, by limited unit, and of the run's time as `seconds`:
+        the least of them, never below 0. What other calls have reserved is not left. Empty without a budget.
+        """
+        work = self._job.work
+        return work.shell.core.remaining(work.run, work)
+
     @property
     def cancelled(self) -> bool:
         """The call was cancelled or its time is over: a sync handler should look at this and return."""
@@ -144,6 +171,14 @@ class Shared(Protocol):
 
     def wall(self) -> float:
         """Unix time in seconds."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def charge(self, run: RunState, units: Mapping[str, object], work: Work | None = None, index: int = 0) -> None:
+        """So much was spent."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
+        """What is left."""
         ...  # pragma: no cover - a protocol has no body
 
 
@@ -411,13 +446,18 @@ class RunState:
         own_window: it came with a max_concurrency of its own.
         gone: it was closed while something of it was still at work; its flow ends with its last batch.
         bases: by tool name, what each call of that tool wants beside its own resources.
+        budget: the one that it came with, or None.
+        accounts: those in which it counts, the nearest first.
+        repeats: what it has repeated; None where nobody has asked.
         execute: `Run.execute` of this run.
     """
 
     __slots__ = (
         "approver",
+        "accounts",
         "bases",
         "batches",
+        "budget",
         "closed",
         "deps",
         "execute",
@@ -429,6 +469,7 @@ class RunState:
         "number",
         "own_window",
         "priority",
+        "repeats",
         "run_id",
         "tenant",
         "works",
@@ -448,8 +489,12 @@ class RunState:
         may_call: Callable[[str], bool] | None = None,
         approver: Approver | None = None,
         own_window: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.number = number
+        self.budget = budget
+        self.accounts: tuple[Account, ...] = ()
+        self.repeats: Repeats | None = None
         self.own_window = own_window
         self.run_id = run_id
         self.flow = flow
@@ -501,6 +546,8 @@ class Work:
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
         parent: the call that waits for it; None for a batch that no call has made.
+        shares: what its calls have of budgets; None where no budget counts them.
+        exhausted: a budget lets no more calls of its run start.
         waiters: the runner's futures, woken when all is sealed.
     """
 
@@ -517,6 +564,7 @@ class Work:
         "error",
         "filed",
         "gated",
+        "exhausted",
         "generation",
         "given_up",
         "groups",
@@ -535,6 +583,7 @@ class Work:
         "resumed",
         "run",
         "sealed_at",
+        "shares",
         "shell",
         "started_at",
         "tools",
@@ -580,6 +629,8 @@ class Work:
         self.error: BaseException | None = None
         self.given_up = False
         self.parent: Job | None = None
+        self.shares: Shares | None = None
+        self.exhausted = False
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
 
@@ -598,17 +649,20 @@ class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
 
     Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last
-            result says it too, so that it reaches the model with the messages.
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last of
+            the results that it is about says why, too, so that it reaches the model with the messages.
+        exhausted: a budget that the run counts in is used up, so that none of its calls would start any more: stop the
+            loop. Also where a budget was too little for each call of this batch by itself.
     """
 
-    __slots__ = ("_batch", "_results", "_work", "notice")
+    __slots__ = ("_batch", "_results", "_work", "exhausted", "notice")
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._batch = work.batch
         self._results = tuple(result for result in work.results if result is not None)
         self.notice = work.notice
+        self.exhausted = work.exhausted
 
     @overload
     def __getitem__(self, index: int) -> Result: ...

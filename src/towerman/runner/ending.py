@@ -132,6 +132,8 @@ class Ending(Repeating):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if work.shares is not None:
+            self._settle_share(job)
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
         if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
@@ -239,6 +241,8 @@ class Ending(Repeating):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
+            if code == "budget_exhausted":
+                waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
             left = entry.rejection.retry_after
             message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)

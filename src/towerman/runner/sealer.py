@@ -61,6 +61,10 @@ class Sealer:
         """End a batch early."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    def _close_share(self, work: Work, index: int, result: Result) -> None:
+        """A call is sealed that budgets may count."""
+        raise NotImplementedError  # pragma: no cover - that of spending
+
     def _refuse(
         self,
         work: Work,
@@ -378,6 +382,11 @@ class Sealer:
         work.results[index] = result
         work.sealed_at[index] = now
         work.left -= 1
+        if work.shares is not None:
+            try:
+                self._close_share(work, index, result)
+            except Exception as fault:  # its share goes back with the batch
+                work.error = work.error or fault
         if result.code is None:
             core.answered += 1
         else:

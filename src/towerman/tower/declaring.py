@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
 
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.core import Core
@@ -35,6 +35,7 @@ from towerman.policy import (
     RunIn,
     TowerPolicy,
     WhenBusy,
+    budgets_of,
     only_known,
     pools_of,
     seconds,
@@ -153,6 +154,8 @@ class Declaring:
         max_concurrency: int | None = None,
         rate: str | Rate | Mapping[str, float] | None = None,
         breaker: bool | Breaker | Mapping[str, float] | None = None,
+        spends: float | Mapping[str, float] | Callable[..., object] | None = None,
+        max_repeats: int | Literal["any"] | None = None,
         timeout: float | None = None,
         max_wait: float | None = None,
         max_queued: int | None = None,
@@ -196,6 +199,11 @@ class Declaring:
             rate: how many of its calls may start in how long, in this process: "10/s", "100/min", "3/5s" (no window of
                 that length holds more starts), or `Rate`.
             breaker: refuse its calls for a while when they keep failing: `Breaker`, or True for the usual numbers.
+            spends: what one call takes of budgets: a number of calls, units with their amounts (`{"tokens": 500,
+                "cost": 0.02}`; of "calls" it takes one unless it says otherwise), or a function of the arguments that
+                gives either. A unit with 0 is one of which it takes nothing for sure, so that it runs also when that is
+                used up.
+            max_repeats: in how many turns, one after the other, a run may make the same call of it; or "any".
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
@@ -317,8 +325,10 @@ class Declaring:
                 more falls back to the environment and the defaults. `tower.configure(tower.config)` reads the file
                 anew.
             tools: options of tools by pattern, as `policy` takes them.
-            options: those of the tower, by name; they win over file and environment from now on. Of `pools` only those
-                that are named change; a number changes a pool's permits and leaves the rest of it as it is.
+            options: those of the tower, by name; they win over file and environment from now on. Of `pools` and
+                `budgets` only those that are named change; a number changes a pool's permits and leaves the rest of it
+                as it is, a budget of None is taken away. Budgets of runs and batches hold for those that begin
+                afterwards; of the others what is spent stays spent.
 
         Returns:
             What is different now; empty where nothing is.
@@ -358,7 +368,8 @@ class Declaring:
         with self._changing:
             before = self._layers
             pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}
-            arguments = {**before.given, **given, "pools": pools}
+            budgets = {**budgets_of(before.given.get("budgets")), **budgets_of(given.get("budgets"))}
+            arguments = {**before.given, **given, "pools": pools, "budgets": budgets}
             config, merged = settled(before.config if source is None else source, arguments)
             options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
             after = Layers(options, config, arguments, (*before.rules, *rules))

@@ -18,9 +18,10 @@ from datetime import datetime
 from fnmatch import translate
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, cast
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, cast
 from weakref import WeakSet
 
+from towerman.budgets import number
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
@@ -30,6 +31,7 @@ from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
+    Budget,
     Mode,
     OnDuplicate,
     OnExcess,
@@ -39,6 +41,9 @@ from towerman.policy import (
     TowerPolicy,
     Undeclared,
     WhenBusy,
+    budget_of,
+    budgets_of,
+    check_budget,
     flag,
     name_of,
     pools_of,
@@ -48,12 +53,14 @@ from towerman.policy import (
     whole,
 )
 from towerman.rates import MICRO, micros
+from towerman.rates import NEVER as RATE_NEVER
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
 from towerman.tower.statistics import (
     ApprovalStatistics,
     BreakerStatistics,
+    BudgetStatistics,
     JournalStatistics,
     PoolStatistics,
     RateStatistics,
@@ -117,7 +124,14 @@ class Tower(Declaring):
         max_concurrency: calls that may run at once in this process, over all runs.
         run_concurrency: calls of one run that may run at once.
         pools: named limits that tools share: name to permits or `Pool`. Pools of the file with other names stay.
+        budgets: how much may be spent, by whom it counts for, each a `Budget` or a mapping of its arguments: "batch"
+            (the calls of one response, with what their handlers call), "run" (each run that brings no budget of its
+            own), "tenant" (each tenant, over its runs; those without one share one), "tenant:NAME" (that tenant, in
+            place of "tenant"), "process" (all of it).
         max_calls_per_batch: calls that are run for one response.
+        max_repeats: in how many turns, one after the other, a run may make the same call with nothing new in between
+            (a turn with a call that has an effect and is new itself); it is answered `repeated_call` then. "any": there
+            is no bound.
         on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
@@ -133,8 +147,8 @@ class Tower(Declaring):
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; each is served by a thread of its own.
-        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `report()` says what they
-            would have held back. Nothing else is relaxed: not order and resources, not permission,
+        mode: "enforce", or "observe": pools, rates, budgets and concurrency limits hold nobody back, and `report()`
+            says what they would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
@@ -162,7 +176,9 @@ class Tower(Declaring):
         max_concurrency: int = 32,
         run_concurrency: int = 8,
         pools: Mapping[str, int | Pool] | None = None,
+        budgets: Mapping[str, Budget | Mapping[str, object] | None] | None = None,
         max_calls_per_batch: int = 25,
+        max_repeats: int | Literal["any"] = "any",
         on_excess: OnExcess = "tell",
         undeclared: Undeclared = "ordered",
         when_busy: WhenBusy = "wait",
@@ -184,7 +200,8 @@ class Tower(Declaring):
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
-        self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        kept = {name: budget for name, budget in budgets_of(budgets).items() if budget is not None}
+        self.options = TowerPolicy(**{**given, "pools": pools_of(pools), "budgets": kept})
         self._layers = Layers(self.options, cast("Config", config), {}, ())  # it was read on the way in, see above
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
@@ -247,7 +264,7 @@ class Tower(Declaring):
         for tool in core.tools.values():
             limits.add_tool(tool)
         for state in self._runs.values():
-            state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
+            state.renew(core.gate.open_flow(state.number, state.flow.window, state.flow.limit, state.flow.over))
             limits.add_run(state)
         if self._follower is not None:
             self._follower = None  # its thread is the parent's, and may have held its locks
@@ -284,6 +301,7 @@ class Tower(Declaring):
         tenant: str | None = None,
         deps: object = None,
         priority: int = 0,
+        budget: Budget | Mapping[str, object] | None = None,
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
@@ -298,6 +316,8 @@ class Tower(Declaring):
             tenant: whom it belongs to, for pools of scope "tenant".
             deps: whatever its handlers need; they get it as `Context.deps`.
             priority: higher goes first; 0 is the middle.
+            budget: how much it may spend, in place of the tower's budget for runs; a `Budget`, or a mapping of its
+                arguments. Those of its tenant and of the process count beside it.
             deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
@@ -318,6 +338,7 @@ class Tower(Declaring):
             tenant=tenant,
             deps=deps,
             priority=priority,
+            budget=budget,
             deadline=deadline,
             allow=allow,
             deny=deny,
@@ -343,6 +364,7 @@ class Tower(Declaring):
         tenant: str | None = None,
         deps: object = None,
         priority: int = 0,
+        budget: Budget | Mapping[str, object] | None = None,
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
@@ -372,9 +394,17 @@ class Tower(Declaring):
             raise PolicyError(str(wrong)) from None
         window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
+        own = None if budget is None else check_budget("budget", "run", budget_of("budget", budget))
 
         def open_run(core: Core, number: int) -> RunState:
-            flow = core.gate.open_flow(number, window, limit)
+            spends = own or core.policy.budgets.get("run")
+            over = NEVER
+            if spends is not None and spends.seconds is not None and core.policy.mode == "enforce":
+                over = core.now() + spends.seconds
+            if over < limit:
+                flow = core.gate.open_flow(number, window, over, ("budget_exhausted", "budget of run (seconds)"))
+            else:
+                flow = core.gate.open_flow(number, window, limit)
             state = RunState(
                 number,
                 run_id or f"{self._prefix}-{number}",
@@ -387,6 +417,7 @@ class Tower(Declaring):
                 may_call=may_call,
                 approver=approver,
                 own_window=max_concurrency is not None,
+                budget=own,
             )
             (self._limits if core is self._core else Limits(core)).add_run(state)
             return state
@@ -569,6 +600,7 @@ class Tower(Declaring):
                 )
             rates, breakers = self._timed_statistics()
             approvals = ApprovalStatistics(**core.approvals, open=core.asking)
+            budgets = self._budget_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
         sent = self._courier.statistics()
@@ -576,6 +608,7 @@ class Tower(Declaring):
             pools=pools,
             rates=rates,
             breakers=breakers,
+            budgets=budgets,
             runs=len(self._runs),
             running=gate["running"],
             waiting=gate["parked"],
@@ -636,6 +669,31 @@ class Tower(Declaring):
             breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
         return rates, breakers
 
+    def _budget_statistics(self) -> dict[str, BudgetStatistics]:
+        """Budgets at this instant; under the lock."""
+        core, book = self._core, self._core.purse
+        if not core.budgeted:
+            return {}
+        book.at(micros(core.now()))
+        us = book.roll(book.accounts.values())
+        budgets = {}
+        for key, account in book.accounts.items():
+            name = self._shown(key) if account.scope == "run" else key
+            if name in budgets:  # open runs may share an id
+                name = f"{name} ({key.rpartition(':')[2]})"
+            per = account.per
+            budgets[name] = BudgetStatistics(
+                {unit: number(amount) for unit, amount in account.limits.items()},
+                {unit: number(amount) for unit, amount in account.spent.items()},
+                {unit: number(amount) for unit, amount in account.reserved.items()},
+                account.refused,
+                account.scope,
+                number(per) if isinstance(per, int) else per,
+                number(account.ends - us) if account.ends < RATE_NEVER else None,
+                max(0.0, number(account.until - us)) if account.until < RATE_NEVER else None,
+            )
+        return budgets
+
     def report(self) -> ObserveReport:
         """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
 
@@ -662,6 +720,7 @@ class Tower(Declaring):
                 ledger.rates,
                 ledger.waiting,
                 ledger.refused,
+                core.overspent,
                 core.now() - self._born,
                 complete=whole and not dropped,
             )
@@ -807,6 +866,7 @@ class Tower(Declaring):
         """Raise AssertionError when what must hold between two steps does not; for tests and doubts."""
         with self._core.lock:
             self._core.gate.validate()
+            self._core.purse.validate()
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
