@@ -23,10 +23,11 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
     "errors clock calls policy config arguments+access tools changes plan ledger watched lots waiting deadlock turns "
-    "gate bounds leftovers trace timeline+sealing explain+check+report"
+    "gate bounds pages tokens leftovers trace timeline+sealing explain+check+report"
 )
 ROWS = [
-    row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "core", "limits", "runner", "tower"]
+    row.split("+")
+    for row in [*PURE.split(), "threads+processes+follow+store", "work", "core", "limits", "runner", "tower"]
 ]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
 SIDES = {"adapters": ABOVE["timeline"], "observers": ABOVE["timeline"]}

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from towerman.explain import Explanation
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
+    from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"
 
@@ -39,10 +41,12 @@ __all__ = [
     "LogObserver",
     "ObserveReport",
     "Observer",
+    "Page",
     "PolicyError",
     "Pool",
     "PoolStatistics",
     "Result",
+    "ResultStore",
     "Run",
     "Span",
     "Statistics",
@@ -50,6 +54,7 @@ __all__ = [
     "Tower",
     "TowermanError",
     "__version__",
+    "read_result",
 ]
 
 
@@ -64,6 +69,9 @@ _LATER = {
     "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
+    "Page": "pages",
+    "ResultStore": "pages",
+    "read_result": "tower.reader",
 }
 
 

@@ -20,6 +20,7 @@ from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
     "mode": "a tower keeps its mode for life; make another tower",
+    "results": "a tower keeps its store of results for life; make another tower",
 }
 """Options of a tower that cannot change, and why."""
 

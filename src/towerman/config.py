@@ -45,6 +45,7 @@ from towerman.policy import (
     Pool,
     Seconds,
     Shares,
+    Storage,
     Templates,
     TowerPolicy,
     Whole,
@@ -78,6 +79,9 @@ MAX_TOLD: Final = 10
 
 TOOL_KEYS: Final = tuple(key for key, option in TOOL.items() if not isinstance(option.kind, Function))
 """Options of tools that a file can give."""
+
+TOWER_KEYS: Final = {key: option for key, option in TOWER.items() if not isinstance(option.kind, Function)}
+"""Options of a tower that a file and the environment can give."""
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*?\[\]!]{1,256}")
@@ -289,7 +293,7 @@ class _Reader:
                 pools = self._pools(value)
             elif key == "tools":
                 tools = self._tools(value)
-            elif self._known(key, "", [*TOWER, "pools", "tools"], value):
+            elif self._known(key, "", [*TOWER_KEYS, "pools", "tools"], value):
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
@@ -313,11 +317,11 @@ class _Reader:
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
             return False
-        option = TOOL.get(key) if path.startswith("tools.") else None
+        option = TOOL.get(key) if path.startswith("tools.") else TOWER.get(key) if not path else None
         if option is not None and isinstance(option.kind, Function):
             self._faults.append(
-                f"{path}{_part(key)}: a function, which a file cannot hold; give it where the tool is declared, or "
-                "with tower.policy"
+                f"{path}{_part(key)}: a function, which a file cannot hold; give it "
+                + ("where the tool is declared, or with tower.policy" if path else f"as an argument: Tower({key}=...)")
             )
             return False
         fault = f"{path}{_part(key)}: no such key{nearest(key, known)}"
@@ -351,6 +355,8 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
+        if isinstance(kind, Storage) and not isinstance(value, str):
+            raise PolicyError(f"{path}: {kind.allowed.partition(', or a')[0]}; got {shown(value)}")
         if isinstance(kind, Flag) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
@@ -453,7 +459,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     Raises:
         PolicyError: naming the variable and what is allowed, without its value.
     """
-    names = {PREFIX + key.upper(): key for key in TOWER}
+    names = {PREFIX + key.upper(): key for key in TOWER_KEYS}
     given: dict[str, object] = {}
     for name in [name for name in environ if name.startswith(PREFIX)]:
         text = environ[name].strip()
@@ -551,7 +557,7 @@ def schema() -> dict[str, object]:
         "propertyNames": {"pattern": r"^[A-Za-z0-9_.\-*?\[\]!]{1,256}$"},
         "additionalProperties": _object(TOOL, TOOL_KEYS, None),
     }
-    top = _object(TOWER, TOWER, TowerPolicy)
+    top = _object(TOWER, TOWER_KEYS, TowerPolicy)
     properties = {**cast("dict[str, object]", top["properties"]), "pools": pools, "tools": tools}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -592,5 +598,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Storage():
+            return {"anyOf": [{"enum": ["memory", "off"]}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
         case _:
             return {"type": "string"}

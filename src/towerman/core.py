@@ -11,6 +11,7 @@ Not here: running (runner), wording of results (sealing), what a batch would do 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
 from towerman.policy import TowerPolicy
 from towerman.threads import Workers
+from towerman.tokens import Counter
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
 from towerman.work import Job, Owner, RunState, Want, Work
@@ -34,7 +36,9 @@ from towerman.work import Job, Owner, RunState, Want, Work
 if TYPE_CHECKING:
     from towerman.explain import Seen
     from towerman.leftovers import DeadLetter, Leftover
+    from towerman.pages import ResultStore
     from towerman.processes import Processes
+    from towerman.store import Keeper
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
@@ -90,6 +94,9 @@ class Core:
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
         shared: calls that the run of another one answered.
+        reader: the tool that reads pages of large results for the model, or None.
+        handle_key: what handles of large results are made with.
+        told_bytes: bytes of contents that batches came to.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -101,6 +108,11 @@ class Core:
         self.emit: Callable[[Event], None] | None = None
         self.workers: Workers[Job] = Workers("towerman-worker")
         self.made_processes: Processes | None = None
+        self.made_keeper: Keeper | None = None
+        self.reader: Tool | None = None
+        self.handle_key = self._new_key()
+        self.told_bytes = 0
+        self._counter = Counter(policy.count_tokens)
         self.tools: dict[str, Tool] = {}
         self.any_ordered = False
         self.any_exclusive = False
@@ -125,6 +137,7 @@ class Core:
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.told_faults: set[str] = set()
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
@@ -139,8 +152,48 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def _new_key(self) -> bytes:
+        """A secret; on a time of its own, where all is to be the same at every run, it is none."""
+        return os.urandom(32) if isinstance(self.clock, RealClock) else b"virtual time"
+
+    @property
+    def keeps(self) -> bool:
+        """Results that are too large are kept whole."""
+        return self.policy.results != "off"
+
+    @property
+    def keeper(self) -> Keeper:
+        """Where they are kept; what that needs is imported with the first of them.
+
+        Raises:
+            PolicyError: their folder cannot be used.
+        """
+        made = self.made_keeper
+        if made is None:
+            from towerman.store import FolderStore, Keeper
+
+            with self.lock:
+                made = self.made_keeper
+                if made is None:
+                    store = self.policy.results
+                    lifetime, most = lambda: self.policy.result_lifetime, lambda: self.policy.max_stored_bytes
+                    if isinstance(store, str):
+                        store = FolderStore(store, lifetime, most) if store not in ("memory", "off") else None
+                    made = self.made_keeper = Keeper(cast("ResultStore | None", store), lifetime, most, self.now)
+        return made
+
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
+        if self._counter.count is not self.policy.count_tokens:
+            self._counter = Counter(self.policy.count_tokens)
+        return self._counter
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
+        if self.made_keeper is not None:
+            self.made_keeper.anew()
+        self.handle_key = self._new_key()
         self.gate = gate
         self.lock = threading.Lock()
         self.workers = Workers("towerman-worker")
@@ -400,6 +453,8 @@ class Core:
         """The same, under the lock."""
         self.tools[tool.name] = tool
         self.any_joined = self.any_joined or tool.joins
+        if tool.reads_results and (self.reader is None or self.reader.name == tool.name):
+            self.reader = tool
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
@@ -432,6 +487,14 @@ class Core:
             return None
         usual = sum(known) / len(known)
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
+
+    def tell_fault(self, what: str, fault: Exception) -> None:
+        """Log, once, what does not work and costs no call its result; nothing of what went wrong but its type."""
+        if what not in self.told_faults:
+            import logging
+
+            self.told_faults.add(what)
+            logging.getLogger("towerman").warning("%s: %s", what, type(fault).__name__)
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """The orphans; under the lock. Who has ended and only waits for what it lent is none."""

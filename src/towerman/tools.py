@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from towerman import arguments
 from towerman.access import AccessRule
@@ -24,6 +24,12 @@ from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_po
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
 
+
+READS_RESULTS: Final = "towerman_reads_results"
+"""Attribute of a handler that reads pages of large results."""
+
+LEAST_PAGE: Final = 512
+"""Bytes that the content of such a handler may have at least."""
 
 Address = tuple[str, str]
 """A function's module and its qualified name there."""
@@ -50,6 +56,7 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        reads_results: it reads pages of results that were too large; its own are never kept for that.
     """
 
     policy: ToolPolicy
@@ -68,6 +75,7 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    reads_results: bool
 
     @property
     def name(self) -> str:
@@ -183,6 +191,10 @@ def compile_tool(
     else:
         kind = tower.undeclared
     is_async = is_coroutine_function(handler)
+    max_result_bytes = policy.max_result_bytes or tower.max_result_bytes
+    reads_results = getattr(handler, READS_RESULTS, False) is True
+    if reads_results and tower.results == "off":
+        raise PolicyError(f"tool {name!r}: it reads stored results, and Tower(results='off') stores none")
     return Tool(
         policy=policy,
         handler=handler,
@@ -197,9 +209,10 @@ def compile_tool(
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
-        max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
+        max_result_bytes=max(max_result_bytes, LEAST_PAGE) if reads_results else max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        reads_results=reads_results,
     )
 
 

@@ -1,7 +1,8 @@
 """What is recorded of a batch, and who may see it.
 
 Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its handler
-started, it was refused, its result was sealed, work that outlived its result has ended, a call holds up its loop. An
+started, it was refused, its result was sealed, work that outlived its result has ended, a call holds up its loop, a
+result was trimmed with its batch. An
 event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
 exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
@@ -36,6 +37,8 @@ Kind = Literal[
     "late_result",
     "promoted",
     "stalled",
+    "trimmed",
+    "counted",
     "batch_finished",
 ]
 """What happened."""
@@ -70,6 +73,8 @@ class Event:
         scopes: scope of each pool that the call takes permits of, told at admission: {"crm": "process"}.
         reason: why a call or run was cancelled, in the canceller's words.
         shared_with: index of the call whose run answers this one too; of a shared call, and when it is finished.
+        tokens: what the result's content takes of the model's context, about: of a finished call; again of one that is
+            trimmed with its batch; with a counter of one's own only after the batch, when it is counted.
     """
 
     time: float
@@ -90,6 +95,7 @@ class Event:
     scopes: dict[str, str] | None = None
     reason: str | None = None
     shared_with: int | None = None
+    tokens: int | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, ready for JSON."""
@@ -123,6 +129,7 @@ class Span:
         waited_for: what blocked it, first to last.
         still_running: its work went on after the seal.
         shared_with: index of the call whose run answered it; then it has no stretch of its own.
+        tokens: what its result takes of the model's context, about; None where nobody counted.
     """
 
     index: int
@@ -136,3 +143,4 @@ class Span:
     waited_for: tuple[str, ...] = ()
     still_running: bool = False
     shared_with: int | None = None
+    tokens: int | None = None

@@ -380,6 +380,7 @@ def _event(line: bytes) -> Event:
         scopes=scopes,
         reason=_text(record, "reason"),
         shared_with=_whole(record, "shared_with"),
+        tokens=_whole(record, "tokens"),
     )
 
 

@@ -24,7 +24,8 @@ from towerman.calls import Applied, Outcome
 from towerman.errors import Code
 from towerman.gate import GRANTED
 from towerman.runner import intake
-from towerman.runner.offering import Offering, belongs, count_orphan
+from towerman.runner.offering import belongs, count_orphan
+from towerman.runner.oversized import Oversized
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
@@ -33,7 +34,7 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Offering):
+class Ending(Oversized):
     """The ends of one loop's calls."""
 
     def _end_nested(self, job: Job) -> None:
@@ -51,6 +52,19 @@ class Ending(Offering):
     ) -> None:
         """The work of a call has ended, one way or another; on the loop, once."""
         try:
+            if job.after is not None and job.ended:
+                self._too_late(job, encoded)
+                return
+            if error is None and not job.sealed and job.why is None:
+                if encoded is None:
+                    try:
+                        encoded = sealing.encoded(job.tool, value, self._kept(job.tool, patient=False))
+                    except BaseException as wrong:  # of the tool's own encoder: as if its handler had raised it
+                        value, error = None, wrong
+                if encoded is not None and (type(encoded) is not Encoded or encoded.cut):
+                    encoded = self._too_large(job, value, encoded)
+                    if encoded is None:
+                        return
             self._end(job, value, error, encoded)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job, ended=True)
@@ -126,6 +140,7 @@ class Ending(Offering):
                 self._seal_stopped(job, now, still_running=False)
                 self._keep_letter(job, value, error, encoded, now)
             elif error is None:
+                assert encoded is not None, "it was encoded before"
                 self._seal_value(job, value, encoded, now)
             else:
                 self._seal_error(job, error, now)
@@ -296,6 +311,9 @@ class Ending(Offering):
         if job.why is not None or job.sealed:
             return
         try:
+            if job.after is not None:  # its handler has returned: the value is its answer, in whatever form
+                self._finished(job, job.after.value, None, self._cut_short(job))
+                return
             self._tell_to_stop(job, why, reason)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job)
