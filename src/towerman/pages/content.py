@@ -43,7 +43,9 @@ class ResultStore(Protocol):
         Args:
             handle: its name: `r-` and 26 characters of `a` to `z` and `2` to `7`; never used twice.
             content: all of it.
-            run_id, tool, tenant: whose result it is.
+            run_id: of the run.
+            tool: its name.
+            tenant: whom the run belongs to, or None.
         """
         ...  # pragma: no cover - a protocol has no body
 
@@ -58,7 +60,11 @@ class ResultStore(Protocol):
         ...  # pragma: no cover - a protocol has no body
 
     def drop(self, handle: str) -> None:
-        """Forget a content; nothing happens where there is none of this handle."""
+        """Forget a content; nothing happens where there is none of this handle.
+
+        Args:
+            handle: its name.
+        """
         ...  # pragma: no cover - a protocol has no body
 
 

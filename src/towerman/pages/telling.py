@@ -105,13 +105,13 @@ def begun(large: Large, limit: int, room: int, handle: str, reader: str | None) 
 
 def _first_lines(index: Index, limit: int, handle: str, reader: str | None) -> str | None:
     """Head, marker and tail of a text, where the head is whole pages."""
-    text, total = index.text.encode(), index.stretches[-1].end
+    beginning, total = index.text[:limit].encode(), index.stretches[-1].end
     for pages in range(min(len(index.stretches) - 1, limit // 64), 0, -1):
         end = index.stretches[pages - 1].end
         words = hint_for(handle, pages + 1, reader, limit).words
         room = limit - end - len(marker(total, total, words))
         if 0 <= room <= limit - limit // 3:  # less of a head says less than an overview
-            head, rest = text[:end].decode(), text[end:].decode()
+            head, rest = beginning[:end].decode(), index.text[-limit:]
             tail = rest[len(rest) - span(rest, min(room, limit // 5), utf8_bytes, True) :]
             return head + marker(total - end - utf8_bytes(tail), total, words) + tail
     return None

@@ -37,6 +37,13 @@ FINISH_SECONDS: Final = 10.0
 time."""
 
 
+TEXT_AT_ONCE: Final = 1 << 22
+"""Characters of text, which costs little, up to which it is split where the loop stands still for it."""
+
+NOTE_BYTES: Final = 256
+"""Bytes that a result has at least where others go first: enough to say where the whole is."""
+
+
 class Oversized(Offering):
     """What becomes of one loop's values that do not fit."""
 
@@ -63,7 +70,7 @@ class Oversized(Offering):
             return encoded
         if type(encoded) is Large:
             whole = encoded.whole
-            if whole is None or (encoded.document and len(whole) > AT_ONCE):
+            if whole is None or len(whole) > (AT_ONCE if encoded.document else TEXT_AT_ONCE):
                 return self._hand_over(job, value, encoded)
             encoded = self._bounded(job, encoded)
         return encoded if job.tool.policy.summarize is None else self._hand_over(job, value, encoded)
@@ -173,7 +180,9 @@ class Oversized(Offering):
         ]
         total = sum(sizes)
         if total > core.policy.max_batch_bytes:
-            caps = share_room(sizes, self._first(work), core.policy.max_batch_bytes, MIN_BYTES)
+            most = core.policy.max_batch_bytes
+            least = max(MIN_BYTES, min(NOTE_BYTES, most // (2 * len(sizes))))
+            caps = share_room(sizes, self._first(work), most, least)
             for index, cap in enumerate(caps or ()):
                 result = results[index]
                 if result is not None and sizes[index] > cap:

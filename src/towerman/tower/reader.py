@@ -26,6 +26,7 @@ def read_result(handle: str, page: int = 1, *, ctx: Context[object]) -> str:
     Args:
         handle: the handle that stands where the result was cut
         page: which page, from 1; where the result was cut it says which one comes next
+        ctx: of the call; the model knows nothing of it
     """
     job = ctx._job
     core = job.work.shell.core
