@@ -177,8 +177,10 @@ class Core:
                 if made is None:
                     store = self.policy.results
                     lifetime, most = lambda: self.policy.result_lifetime, lambda: self.policy.max_stored_bytes
-                    if isinstance(store, str):
-                        store = FolderStore(store, lifetime, most) if store not in ("memory", "off") else None
+                    if store in ("memory", "off"):
+                        store = None
+                    elif isinstance(store, str | os.PathLike):
+                        store = FolderStore(os.fspath(store), lifetime, most)
                     made = self.made_keeper = Keeper(cast("ResultStore | None", store), lifetime, most, self.now)
         return made
 

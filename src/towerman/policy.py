@@ -317,13 +317,13 @@ class Storage:
     )
 
     def check(self, where: str, value: object) -> object:
-        """A path as text; the rest as it is."""
+        """As it is."""
         if isinstance(value, str) and (value in ("memory", "off") or (_SEPARATOR.search(value) and "\0" not in value)):
             return value
         if isinstance(value, os.PathLike):
             path = os.fspath(value)
             if isinstance(path, str) and path and "\0" not in path:
-                return os.path.join(os.curdir, path)
+                return value
         elif not isinstance(value, str | type) and all(callable(getattr(value, name, None)) for name in _OF_A_STORE):
             return value
         raise _say(where, value, self.allowed)

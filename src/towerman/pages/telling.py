@@ -112,7 +112,7 @@ def _first_lines(index: Index, limit: int, handle: str, reader: str | None) -> s
         room = limit - end - len(marker(total, total, words))
         if 0 <= room <= limit - limit // 3:  # less of a head says less than an overview
             head, rest = beginning[:end].decode(), index.text[-limit:]
-            tail = rest[len(rest) - span(rest, min(room, limit // 5), utf8_bytes, True) :]
+            tail = rest[len(rest) - span(rest, room, utf8_bytes, True) :]
             return head + marker(total - end - utf8_bytes(tail), total, words) + tail
     return None
 

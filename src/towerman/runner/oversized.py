@@ -266,6 +266,9 @@ class Oversized(Offering):
         after = cast(After, job.after)
         encoded = after.encoded
         if type(encoded) is not Large:
+            core, name = self.core, job.tool.name
+            if core.now() >= job.due:
+                core.tell_fault(f"the summary of tool {name!r} took too long, its result is cut", TimeoutError())
             return encoded
         if encoded.whole is None:
             try:
