@@ -634,6 +634,33 @@ def test_a_cancel_while_megabytes_are_written_down(stage: Stage, monkeypatch: py
     assert tower.statistics().results_kept == 0
 
 
+def test_a_cancel_while_what_has_no_form_is_written_down(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G1: a value that was spoilt since, and cannot be told in part either, is an encoding error of its call."""
+    tower = stage.tower(max_result_bytes=4_000)
+    value: dict[str, Any] = dict(LARGE)
+    giving(tower, value)
+
+    def slow(self: Any, job: Any, large: Any) -> Any:
+        stage.rest(stage.loop, 5)
+        return large
+
+    monkeypatch.setattr(oversized.Oversized, "_written", slow)
+
+    async def main() -> BatchResult:
+        stage.loop = here()
+        async with tower.run() as run:
+            work = asyncio.ensure_future(run.execute([Call("give", {})]))
+            await asyncio.sleep(1)
+            value["odd"] = object()
+            value["items"] = []
+            run.cancel()
+            done = await work
+        await asyncio.sleep(10)
+        return done
+
+    assert [result.code for result in stage.run(main())] == ["encoding_error"]
+
+
 def test_no_thread_for_a_summary(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """G1: where the system gives no thread, the value is told in part."""
     tower = stage.tower(max_result_bytes=1_000)
