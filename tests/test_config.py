@@ -42,11 +42,16 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
+    CircuitBreaker,
     Flag,
     FromEnvironment,
     Function,
     Kind,
+    Location,
+    RateLimit,
     Seconds,
+    Secret,
     Shares,
     Storage,
     Templates,
@@ -57,6 +62,8 @@ from towerman.policy import (
 
 EXAMPLE = ROOT / "docs" / "towerman.example.toml"
 SCHEMA = jsonschema_rs.validator_for(schema())
+UNSET = {"journal", "secret"}
+"""Options of a tower that are not there unless they are given."""
 SECRET = "S3CRET-of-the-environment"
 
 
@@ -171,8 +178,9 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
     table = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))
     SCHEMA.validate(table)
     made = load(EXAMPLE, {})
-    assert set(made.options) == set(TOWER_KEYS)
-    assert made.options == {key: getattr(Tower().options, key) for key in TOWER_KEYS}
+    assert set(made.options) == set(TOWER_KEYS) - UNSET
+    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER_KEYS) - UNSET}
+    assert all(f"\n# {key} = " in EXAMPLE.read_text(encoding="utf-8") for key in UNSET)
     assert set(table["pools"]["crm"]) == set(POOL)
     tower = Tower(EXAMPLE)
     assert policy(tower, "crm_read_one", reads="customer:{key}").timeout == 10
@@ -195,7 +203,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"crm": 0}}, "config: pools.crm: a whole number, 1 or more; got 0"),
     ({"pools": {"crm": {"permits": True}}}, "config: pools.crm.permits: a whole number, 1 or more; got True"),
     ({"pools": {"crm": {}}}, "config: pools.crm: permits is missing: a whole number, 1 or more"),
-    ({"pools": {"crm": {"permits": 1, "size": 1}}}, "config: pools.crm.size: no such key; known: max_queued, permits"),
+    (
+        {"pools": {"crm": {"permits": 1, "size": 1}}},
+        "config: pools.crm.size: no such key; known: breaker, max_queued, permits",
+    ),
     ({"pools": {"crm": {"permits": 1, "scope": "runs"}}}, "config: pools.crm.scope: one of 'process', 'run', 'tenant'"),
     ({"pools": {"crm": {"permits": 1, "reserve": 1}}}, "config: pools.crm.reserve: below permits (1)"),
     ({"pools": {"run": 1}}, "config: pools.run: this name is taken by Towerman's own limit"),
@@ -439,6 +450,11 @@ def test_every_scalar_option_has_a_variable(key: str) -> None:
     name, kind = f"TOWERMAN_{key.upper()}", TOWER[key].kind
     right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True), Storage: ("./x", "./x")}
     text, value = right.get(type(kind), ("", None))
+    if key in UNSET:
+        assert from_environment({name: "any text"}) == {key: "any text"}
+        assert "any text" not in repr(from_environment({name: "any text"}))
+        assert from_environment({name: ""}) == {}
+        return
     if isinstance(kind, Word):
         text = value = kind.words[-1]
     assert from_environment({name: text, "OTHER": "x"}) == {key: value}
@@ -663,10 +679,30 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
         case Templates():
             one = st.sampled_from(["a:{key}", "b:{key}/**", "file:x/{key}", "plain"])
             return st.one_of(one, st.lists(one, min_size=1, max_size=3, unique=True))
+        case RateLimit():
+            number = st.integers(2, 20)
+            table = st.fixed_dictionaries(
+                {"limit": number},
+                optional={"per": st.floats(0.001, 1e6), "burst": number, "reserve": st.integers(0, 1)},
+            )
+            return st.one_of(st.builds("{}/{}".format, number, st.sampled_from(["s", "3s", "min", "day"])), table)
+        case CircuitBreaker():
+            number, length = st.integers(1, 9), st.floats(0.001, 1e6)
+            numbers = {"failures": number, "probes": number, "window": length, "open_for": length}
+            return st.one_of(st.just(True), st.fixed_dictionaries({}, optional=numbers))
         case Shares():
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
+        case Location():
+            return st.just(":memory:")  # a path is found from the folder of its file
+        case Secret():
+            return st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="$"), min_size=1)
         case _:
             return st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$"), max_size=20)
 
@@ -781,7 +817,8 @@ def test_the_schema_knows_every_key() -> None:
     assert set(made["properties"]) == {*TOWER_KEYS, "pools", "tools"}
     for key, option in TOWER_KEYS.items():
         assert made["properties"][key]["description"] == option.says
-        assert made["properties"][key]["default"] == getattr(Tower().options, key)
+        assert made["properties"][key].get("default") == getattr(Tower().options, key)
+        assert ("default" in made["properties"][key]) == (key not in UNSET)
     assert set(made["properties"]["tools"]["additionalProperties"]["properties"]) == set(TOOL_KEYS)
     assert not any(isinstance(TOOL[key].kind, Function) for key in TOOL_KEYS)
     assert "default" not in made["properties"]["tools"]["additionalProperties"]["properties"]["timeout"]

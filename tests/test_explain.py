@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import Stage, on_stage
 
-from towerman import Call, Event, Explanation, InputError, PolicyError, Pool, Tower
+from towerman import Call, Event, Explanation, InputError, PolicyError, Pool, Rate, Tower
 from towerman.access import conflict
 from towerman.desk import FORMS, Desk, open_tower
 from towerman.explain import MAX_EDGES, Edge, Limit, PlannedCall, RefusedCall, Seen, explain
@@ -181,6 +181,8 @@ def test_json_keys_are_stable(stage: Stage) -> None:
             {"name": "p", "permits": 1, "scope": "process", "enforced": True},
             {"name": "run", "permits": 8, "scope": "run", "enforced": True},
         ],
+        "rates": [],
+        "rate_seconds": 0.0,
         "critical_path": [0, 1],
         "notice": None,
         "complete": True,
@@ -831,3 +833,34 @@ def test_the_drawing_in_the_docs_is_the_one_that_is_made(tmp_path: Any) -> None:
     """R-140: the picture on the page is what `to_svg` gives for the demo's batch."""
     made = open_tower(Desk(tmp_path)).explain(FORMS["openai"]()).to_svg()
     assert (ROOT / "docs" / "explained.svg").read_text(encoding="utf-8") == made, "write it anew with to_svg()"
+
+
+def test_r92_rates_are_explained(stage: Stage) -> None:
+    """R-92, R-01: a rate puts calls into later groups, says behind whose start, and how long it alone keeps the last
+    one waiting; who waits too long for it is refused; nothing of the rate is used up.
+    """
+    tower = stage.tower(pools={"api": Pool(9, rate=Rate(1, per=5.0, burst=2))})
+
+    @tower.tool(independent=True, rate="2/10s", max_wait=15)
+    async def search() -> None: ...
+
+    @tower.tool(independent=True, pools=["api"])
+    async def fetch() -> None: ...
+
+    told = tower.explain([Call("search", {})] * 5 + [Call("fetch", {})] * 3)
+    assert told.groups == ((0, 1, 5, 6), (7,), (2, 3))
+    assert [(edge.before, edge.after, edge.kind, edge.why) for edge in told.edges] == [
+        (0, 2, "rate", "rate of tool search (2/10s)"),
+        (1, 3, "rate", "rate of tool search (2/10s)"),
+        (6, 7, "rate", "rate of pool api (1/5s, burst 2)"),
+    ]
+    assert [(one.index, one.code) for one in told.refused] == [(4, "wait_timeout")]
+    assert told.rate_seconds == 10
+    assert [(one.name, one.rate, one.scope, one.enforced) for one in told.rates] == [
+        ("tool:search", "2/10s", "process", True),
+        ("api", "1/5s, burst 2", "process", True),
+    ]
+    assert "rates: tool:search 2/10s, api 1/5s, burst 2" in str(told)
+    assert "the rates alone keep the last call waiting for 10 s" in str(told)
+    assert "waits for a rate" in told.to_svg()
+    assert {name: one.started for name, one in tower.statistics().rates.items()} == {"tool:search": 0, "api": 0}

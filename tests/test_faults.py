@@ -117,9 +117,33 @@ PLACES: list[tuple[Any, str]] = [
             "_fit",
             "_trimmed",
             "_kept_whole",
+            "_attempt",
+            "_try_again",
+            "_rest",
+            "_offer_again",
+            "_failed",
+            "_seal_as_it_was",
+            "_mark_begun",
+            "_tell_fuses",
+            "_rate_limited",
+            "_recall",
+            "_act",
+            "_join",
+            "_look_again",
+            "_looked",
+            "_intend",
+            "_intended",
+            "_launch",
+            "_forestalled",
+            "_conclude",
+            "_concluded",
+            "_file",
         )
     ),
-    *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
+    *(
+        (Gate, name)
+        for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")
+    ),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)
@@ -196,6 +220,8 @@ def trial(name: str, place: tuple[Any, str], fails_at: int, cancels: bool, *, la
     finally:
         patched.undo()
         scene.tower._core.workers.close()
+        if scene.tower._journal is not None:
+            scene.tower._journal.close()
     return faulty.count
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from towerman import PolicyError, Pool, Tower
+from towerman import PolicyError, Pool, Retry, Tower
 from towerman.policy import (
     MIN_RESULT_BYTES,
     PRESETS,
@@ -154,6 +154,39 @@ def test_r51_pools_that_cannot_be(make: Callable[[], object], told: str) -> None
     assert told in refusal(make)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_attempts": 0}, "Retry.max_attempts: a whole number, 1 or more; got 0"),
+        ({"max_attempts": 2.0}, "Retry.max_attempts: a whole number, 1 or more; got 2.0"),
+        ({"initial_delay": -1}, "Retry.initial_delay: seconds, 0 or more; got -1"),
+        ({"max_delay": float("nan")}, "Retry.max_delay: a finite number of seconds; got nan"),
+        ({"initial_delay": 9}, "Retry.initial_delay: at most max_delay (5 seconds); got 9"),
+        (
+            {"retry_on": 5},
+            "Retry.retry_on: subclasses of Exception, for example (ConnectionError, TimeoutError); got 5",
+        ),
+        ({"retry_on": (KeyboardInterrupt,)}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": (ValueError, "OSError")}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": int}, "Retry.retry_on: subclasses of Exception"),
+    ],
+)
+def test_r51_retries_that_cannot_be(options: dict[str, Any], told: str) -> None:
+    """R-51, R-118: a retry that could not work is refused where it is made; an interrupt is never retried."""
+    assert told in refusal(lambda: Retry(**options))
+
+
+def test_r118_how_a_retry_may_be_given() -> None:
+    """R-118: a number of attempts, a Retry, or the table of a file; one attempt is none more, for any tool."""
+    assert policy(read_only=True, retry=4).retry == Retry(4)
+    assert policy(read_only=True, retry={"max_attempts": 2, "max_delay": 9}).retry == Retry(2, max_delay=9)
+    given = Retry(retry_on=[ValueError])  # type: ignore[arg-type]  # a list is taken, too
+    assert policy(idempotent=True, retry=given).retry is given
+    assert given.retry_on == Retry(retry_on=ValueError).retry_on == (ValueError,)  # type: ignore[arg-type]
+    assert policy(writes="k", retry=1).retry == Retry(1)
+    assert str(Retry()) == "3 attempts, pauses 0.2 to 5 s, on ConnectionError, TimeoutError"
+
+
 # ==================================================================== tools
 
 
@@ -163,7 +196,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"only_call": 0}, "tool 'tool': only_call: True or False"),
     ({"read_only": "no"}, "tool 'tool': read_only: True or False"),
     ({"idempotent": 1}, "tool 'tool': idempotent: True or False"),
+    ({"retry": 0}, "tool 'tool': retry: attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"),
+    ({"retry": True}, "tool 'tool': retry: attempts in all"),
+    ({"retry": {"attempts": 3}}, "tool 'tool': retry: no option 'attempts'; did you mean 'max_attempts'?"),
+    ({"retry": {"max_attempts": 0}}, "tool 'tool': retry.max_attempts: a whole number, 1 or more; got 0"),
+    ({"retry": {"retry_on": ["OSError"]}}, "tool 'tool': retry.retry_on: exception classes, which only code can name"),
+    ({"retry": 3}, "tool 'tool': retry repeats a call, and it is not said that this does no harm; say idempotent=True"),
+    ({"retry": 2, "writes": "k", "idempotent": False}, "tool 'tool': retry repeats a call"),
+    ({"retry": 2, "writes": "k", "read_only": False}, "tool 'tool': retry repeats a call"),
+    ({"on_refusal": "stop"}, "tool 'tool': on_refusal: one of 'tell', 'end_turn'"),
     ({"own_task": 0}, "tool 'tool': own_task: True or False"),
+    ({"on_duplicate": "wait"}, "tool 'tool': on_duplicate: one of 'join', 'conflict'"),
     ({"timeout": 0}, "tool 'tool': timeout: seconds, more than 0; got 0"),
     ({"timeout": float("inf")}, "tool 'tool': timeout: a finite number of seconds"),
     ({"max_wait": -1}, "tool 'tool': max_wait: seconds, more than 0"),
@@ -196,7 +239,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"read_only": True, "writes": "k"}, "tool 'tool': read_only=True contradicts writes"),
     ({"read": "k"}, "tool 'tool': no option 'read'; did you mean 'reads'?"),
     ({"concurrency": 1}, "tool 'tool': no option 'concurrency'; did you mean 'max_concurrency'?"),
-    ({"rate": "10/s"}, "tool 'tool': no option 'rate'; known: "),
+    ({"zzz": "10/s"}, "tool 'tool': no option 'zzz'; known: "),
+    ({"rate": "10"}, 'tool \'tool\': rate: a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds)'),
+    ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
+    ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
+    ({"breaker": 5}, "tool 'tool': breaker: True, or failures, window, open_for and probes as Breaker takes them"),
+    ({"breaker": {"failures": 0}}, "tool 'tool': breaker.failures: a whole number, 1 or more; got 0"),
 ]
 
 
@@ -277,7 +325,7 @@ def test_r25_strict_asks_for_everything() -> None:
     """R-25: a tool without access, limit or retry class is refused, and all that is missing is named at once."""
     told = refusal(lambda: check_strict(policy()))
     assert told.startswith("tool 'tool': strict=True asks for access (")
-    assert "; a limit (pools= or max_concurrency=); a retry class (" in told
+    assert "; a limit (pools=, max_concurrency= or rate=); a retry class (" in told
     assert "access" not in refusal(lambda: check_strict(policy(reads="k")))
     check_strict(policy(reads="k", pools="crm"))
     check_strict(policy(writes="k", max_concurrency=1, idempotent=False))
@@ -315,9 +363,14 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
     ({"when_busy": "defer"}, "when_busy: one of 'wait', 'reject'"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
+    ({"on_duplicate": "wait"}, "on_duplicate: one of 'join', 'conflict'"),
     ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),
     ({"debug": 1}, "debug: True or False; got 1"),
     ({"strict": "yes"}, "strict: True or False; got 'yes'"),
+    ({"journal": 5}, "journal: the path of a file"),
+    ({"journal": " "}, "journal: the path of a file"),
+    ({"secret": ""}, "secret: text or bytes that nobody can guess; got an empty one"),
+    ({"secret": 918273645546}, "secret: text or bytes that nobody can guess; got int"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),
     ({"observers": [5]}, "observers: callables that take an Event; got int"),
 ]

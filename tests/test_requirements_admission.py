@@ -825,3 +825,24 @@ def test_r76_every_refusal_has_a_code_of_its_own(stage: Stage) -> None:
         await holding
 
     stage.run(main())
+
+
+def test_s2_a_clock_that_starts_when_the_run_lets_go_is_watched(stage: Stage) -> None:
+    """S2, R-66: a wide call waits behind its own sibling, then for another run alone: from then on its wait counts, and
+    it is answered when that wait is over although nothing else happens meanwhile.
+    """
+    tower = stage.tower(pools={"two": 2}, timeout=10_000.0)
+    tower.add_tool(worker(stage, "long", 1000), name="long", independent=True, pools=["two"])
+    tower.add_tool(worker(stage, "short", 1), name="short", independent=True, pools=["two"])
+    tower.add_tool(worker(stage, "wide"), name="wide", independent=True, pools={"two": 2}, max_wait=5.0)
+
+    async def main() -> None:
+        async with tower.run() as other, tower.run() as run:
+            holder = asyncio.create_task(other.execute([Call("long", {})]))
+            await asyncio.sleep(0.5)
+            done = await run.execute([Call("short", {}), Call("wide", {})])
+            assert [(result.code, result.waited) for result in done] == [(None, 0), ("wait_timeout", 6)]
+            assert stage.clock.value == 6.5
+            await holder
+
+    stage.run(main())

@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
-from towerman.errors import CODES, Code, InputError, PolicyError, ToolError, TowermanError
-from towerman.policy import Pool
-from towerman.tower import PoolStatistics, Run, Statistics, Tower
+from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
+from towerman.policy import Breaker, Pool, Rate, Retry
+from towerman.tower import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
+    from towerman.journal import Journal, JournalUnavailable
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
     from towerman.pages import Page, ResultStore
@@ -25,6 +26,8 @@ __all__ = [
     "CODES",
     "Batch",
     "BatchResult",
+    "Breaker",
+    "BreakerStatistics",
     "Call",
     "Change",
     "Changes",
@@ -36,6 +39,9 @@ __all__ = [
     "Event",
     "Explanation",
     "InputError",
+    "Journal",
+    "JournalStatistics",
+    "JournalUnavailable",
     "JsonlObserver",
     "Leftover",
     "LogObserver",
@@ -45,8 +51,12 @@ __all__ = [
     "PolicyError",
     "Pool",
     "PoolStatistics",
+    "Rate",
+    "RateLimited",
+    "RateStatistics",
     "Result",
     "ResultStore",
+    "Retry",
     "Run",
     "Span",
     "Statistics",
@@ -65,6 +75,8 @@ _LATER = {
     "CloseReport": "leftovers",
     "DeadLetter": "leftovers",
     "Explanation": "explain",
+    "Journal": "journal",
+    "JournalUnavailable": "journal",
     "JsonlObserver": "observers",
     "Leftover": "leftovers",
     "LogObserver": "observers",

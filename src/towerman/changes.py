@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, fields
 from typing import Final, overload
 
 from towerman.errors import PolicyError
-from towerman.policy import POOL, TOWER, Pool, TowerPolicy, check_limits, shown
+from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, Retry, TowerPolicy, check_limits, shown
 from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
     "mode": "a tower keeps its mode for life; make another tower",
     "results": "a tower keeps its store of results for life; make another tower",
+    "journal": "a tower keeps its journal for life; make another tower",
+    "secret": "a tower keeps its secret for life; make another tower",
 }
 """Options of a tower that cannot change, and why."""
 
@@ -152,7 +154,11 @@ def _pool_changes(name: str, before: Pool, after: Pool | None) -> Iterator[Chang
 
 def _told(pool: Pool) -> str:
     given = [(key, getattr(pool, key)) for key in POOL]
-    kept = [f"{key}={value!r}" for key, value in given if value not in (None, 0, "process")]
+    kept = [
+        f"{key}={_part(value) if isinstance(value, Rate | Breaker) else repr(value)}"
+        for key, value in given
+        if value not in (None, 0, "process")
+    ]
     return f"Pool({', '.join(kept)})"
 
 
@@ -197,6 +203,8 @@ def _shown(value: object) -> str | None:
 
 
 def _part(value: object) -> str:
+    if isinstance(value, Rate | Breaker | Retry):
+        return str(value)
     if isinstance(value, tuple) and len(value) == 2:
         return f"{shown(value[0])}: {value[1]}"
     return f"{value:g}" if isinstance(value, float) else shown(value)

@@ -37,13 +37,20 @@ from towerman.policy import (
     TOOL,
     TOWER,
     VARIABLE,
+    Attempts,
+    Breaker,
+    CircuitBreaker,
     Flag,
     FromEnvironment,
     Function,
     Kind,
+    Location,
     Option,
     Pool,
+    Rate,
+    RateLimit,
     Seconds,
+    Secret,
     Shares,
     Storage,
     Templates,
@@ -297,6 +304,8 @@ class _Reader:
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
+        if path is not None and isinstance(options.get("journal"), str):
+            options["journal"] = _beside(path, cast("str", options["journal"]))
         return Config(MappingProxyType(options), MappingProxyType(pools), tuple(tools), path)
 
     def _told(self) -> str:
@@ -339,6 +348,8 @@ class _Reader:
             self._faults.append(str(wrong))
 
     def _checked(self, path: str, kind: Kind, value: object) -> object:
+        if value is None:  # a mapping may hold it; in code it says "not given"
+            raise PolicyError(f"{path}: {kind.allowed}; got None")
         if isinstance(value, str):
             value = self._filled(path, value)
         if isinstance(kind, Templates | Shares) and isinstance(value, Sequence) and not isinstance(value, str):
@@ -442,6 +453,14 @@ class _Reader:
                 self._faults.append(str(wrong))
             rules.append(Rule(key, MappingProxyType(with_preset(given)), f"{self._name}: {path}"))
         return rules
+
+
+def _beside(path: str, named: str) -> str:
+    """A file that another file names: it is found from there, in whatever folder the program was started."""
+    if named == ":memory:":
+        return named
+    whole = os.path.join(os.path.dirname(os.path.abspath(path)), named)
+    return FromEnvironment(whole, named.told) if isinstance(named, FromEnvironment) else whole
 
 
 def _from_outside(text: str) -> bool:
@@ -581,6 +600,18 @@ def _object(
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
+def _of_fields(made: type[Rate] | type[Breaker]) -> dict[str, object]:
+    """A table of numbers, as a class takes them."""
+    properties = {
+        one.name: {"type": "integer", "minimum": 0 if one.name == "reserve" else 1}
+        if one.name in ("limit", "burst", "reserve", "failures", "probes")
+        else {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
+        for one in fields(made)
+    }
+    required = ["limit"] if made is Rate else []
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
+
+
 def _of_kind(kind: Kind) -> dict[str, object]:
     several = {"type": "array", "items": {"type": "string"}}
     match kind:
@@ -595,10 +626,26 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Templates():
             text = {"type": "string", "pattern": r"\S"}
             return {"anyOf": [text, {"type": "array", "items": text, "minItems": 1}]}
+        case RateLimit():
+            text = {"type": "string", "pattern": r"^\s*\d+\s*/\s*\d*\s*[A-Za-z]+\s*$|\$\{"}
+            return {"anyOf": [text, _of_fields(Rate)]}
+        case CircuitBreaker():
+            return {"anyOf": [{"const": True}, _of_fields(Breaker)]}
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
         case Storage():
             return {"anyOf": [{"enum": ["memory", "off"]}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
+        case Location() | Secret():
+            return {"type": "string", "pattern": r"\S"}
         case _:
             return {"type": "string"}

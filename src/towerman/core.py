@@ -31,10 +31,11 @@ from towerman.threads import Workers
 from towerman.tokens import Counter
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
-from towerman.work import Job, Owner, RunState, Want, Work
+from towerman.work import Job, Join, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
     from towerman.explain import Seen
+    from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
     from towerman.pages import ResultStore
     from towerman.processes import Processes
@@ -51,6 +52,11 @@ _UNDECLARED: Final = {
 
 _ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
 """What people are shown of a tool's calls that touch no resource of their own."""
+
+FILED: Final = ("intents", "replayed", "joined", "conflicts", "unknown", "unavailable", "unwritten")
+"""What is counted of a journal: intents that were written; calls that were answered from it, waited for the same call
+elsewhere, were refused for another one's key, are of unknown effect, were refused since it could not be used; outcomes
+that could not be written in time."""
 
 MOST_LETTERS: Final = 100
 """Dead letters that a tower keeps; the oldest goes first."""
@@ -97,6 +103,14 @@ class Core:
         reader: the tool that reads pages of large results for the model, or None.
         handle_key: what handles of large results are made with.
         told_bytes: bytes of contents that batches came to.
+        retries: attempts after the first that were started.
+        backing_off: calls that wait to be tried again, and hold nothing.
+        random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
+        journal: remembers what was begun and what came of it; None: nobody does.
+        journal_key: of its digests; None until it was opened.
+        filed: what came of the journal, by what it was.
+        flights: calls of this tower that are at work and have an identity, by where that is stored.
+        joined: calls that calls at work have made and that wait for such a call: (who waits, for whom).
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -123,6 +137,9 @@ class Core:
         self.widened = 0
         self.answered = 0
         self.shared = 0
+        self.retries = 0
+        self.backing_off = 0
+        self.random: Callable[[], float] | None = None
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -136,9 +153,18 @@ class Core:
         self.orphans = 0
         self.orphans_released = 0
         self.strays: deque[Job | Work] = deque()
+        self.paused: set[str] = set()  # tools without a rate of their own that were asked to pause
+        self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
+        self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.told_faults: set[str] = set()
+        self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
+        self.journal: Journal | None = None
+        self.journal_key: bytes | None = None
+        self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
+        self.flights: dict[bytes, Job] = {}
+        self.joined: dict[Join, tuple[tuple[Job, ...], bytes]] = {}
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
     @property
@@ -191,6 +217,14 @@ class Core:
             self._counter = Counter(self.policy.count_tokens)
         return self._counter
 
+    def chance(self) -> float:
+        """A random number from 0 up to 1."""
+        if self.random is None:
+            from random import random
+
+            self.random = random
+        return self.random()
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
         if self.made_keeper is not None:
@@ -204,7 +238,11 @@ class Core:
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
+        self.backing_off = 0
         self.crowded = False
+        self.journal_key = None
+        self.flights.clear()
+        self.joined.clear()
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
@@ -219,12 +257,22 @@ class Core:
             permits.append((f"tool:{tool.name}", 1))
         if policy.max_queued is not None:
             bounds.append((f"tool:{tool.name}", policy.max_queued))
+        rates: list[str] = []
+        breakers: list[str] = []
+        if policy.rate is not None or tool.name in self.paused:
+            rates.append(f"rate:tool:{tool.name}")
+        if policy.breaker is not None:
+            breakers.append(f"breaker:tool:{tool.name}")
         for name, units in policy.pools:
             pool = tower.pools[name]
             key = pool_key(name, pool.scope, run)
             permits.append((key, units))
             if pool.max_queued is not None:
                 bounds.append((key, pool.max_queued))
+            if pool.rate is not None:
+                rates.append(f"rate:{key}")
+            if pool.breaker is not None:
+                breakers.append(f"breaker:{key}")
         holds, labels = self.holds(run.number, tool.kind, ())
         base = Want(
             run.number,
@@ -236,6 +284,8 @@ class Core:
             max_wait=tool.max_wait,
             bounds=tuple(bounds),
             labels=labels,
+            rates=tuple(rates),
+            breakers=tuple(breakers),
         )
         base.kind = tool.kind
         base.of = tool
@@ -269,12 +319,15 @@ class Core:
         if run.gone:  # its own limits may be gone, too, and nothing more of it starts
             return want
         had = {key for key, _ in want.permits}
-        missing = tuple(one for one in self.base(run, want.of).permits if one[0] not in had)
-        found = want.with_limits(missing, self.gate.ledger) if missing else want
+        base = self.base(run, want.of)
+        missing = tuple(one for one in base.permits if one[0] not in had)
+        other = missing or (want.rates, want.breakers) != (base.rates, base.breakers)
+        found = want.with_limits(missing, self.gate.ledger, base) if other else want
         made[id(want)] = want, found
-        if missing:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
+        if other:  # those of one tool and one run share their pools, which is how the gate knows that they are alike
             _, alike = made.setdefault(id(want.pools), (want.pools, found))
-            found.pools, found.pool_states = alike.pools, alike.pool_states
+            if found is not alike:
+                found.pools, found.pool_states = alike.pools, alike.pool_states
         return found
 
     def rehearsal(self) -> Core:
@@ -293,6 +346,13 @@ class Core:
             for pool in self.gate.ledger.pools.values():
                 if pool.scope == "process":
                     other.gate.ledger.add_pool(pool.anew())
+            other.paused = set(self.paused)
+            for meter in self.gate.ledger.meters.values():
+                if meter.scope == "process":
+                    other.gate.ledger.add_meter(meter.anew())
+            for fuse in self.gate.ledger.fuses.values():
+                if fuse.scope == "process":
+                    other.gate.ledger.add_fuse(fuse.anew())
         return other
 
     def most(self, size: int, *, planned: bool) -> int:
@@ -514,6 +574,11 @@ class Core:
                 call_id = str(work.calls[index].id)[:ID_CHARACTERS]
                 found.append(Leftover(work.run.run_id, work.number, index, call_id, tool.name, ran))
         return tuple(found)
+
+    def count_filed(self, what: str) -> None:
+        """One more of what came of the journal."""
+        with self.lock:  # several loops count
+            self.filed[what] += 1
 
     def count(self, outcome: Outcome, code: Code) -> None:
         """One more sealed result without an ordinary answer."""

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from towerman.calls import COMPATIBLE
-from towerman.ledger import Loan, Node, Pool, Wants
+from towerman.ledger import Loan, Meter, Node, Pool, Wants
 from towerman.lots import Entry, Lot
 
 OwnerT = TypeVar("OwnerT")
@@ -33,6 +33,8 @@ def may_go_on(waiter: Entry[OwnerT], holders: Iterable[Entry[OwnerT]]) -> bool:
     False does not say that it is stuck, only that it takes a longer look.
     """
     state, wants = waiter.line.bay.state, waiter.wants
+    if isinstance(state, Meter):  # which time will give
+        return True
     chain = tuple(wants.loan.chain()) if wants.loan is not None else ()
     if isinstance(state, Node):
         mode = next(mode for key, mode in wants.holds if key == state.key)

@@ -12,7 +12,10 @@ Not here: the wording of results (that is said where the decision is taken).
 
 from __future__ import annotations
 
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 Code = Literal[
     "invalid_arguments",
@@ -48,6 +51,7 @@ Code = Literal[
     "handler_cancelled",
     "encoding_error",
     "idempotency_conflict",
+    "effect_unknown",
     "lease_lost",
     "engine_unavailable",
     "journal_unavailable",
@@ -85,3 +89,19 @@ class ToolError(Exception):
         super().__init__(text)
         self.text = text
         self.applied = applied
+
+
+class RateLimited(Exception):
+    """Raised by a handler whose service refuses further calls for now, and has done nothing of this one.
+
+    The call is tried again where its tool has `retry`; else its result is an error with the code `rate_limited`,
+    `applied` "no". Where a part was done before the service refused, raise a ToolError that says so.
+
+    Args:
+        retry_after: seconds after which the service takes calls again: a number, its text as a `Retry-After` header has
+            it, or a timedelta. None, a date and whatever else is no length of time from 0 on: it is not known.
+    """
+
+    def __init__(self, retry_after: float | str | timedelta | None = None) -> None:
+        super().__init__()  # what a service sent is in no text of it
+        self.retry_after = retry_after

@@ -19,9 +19,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
+from towerman.breaker import Verdict
 from towerman.errors import Code
-from towerman.ledger import Ledger, Loan, Pool, Wants
+from towerman.ledger import Fuse, Ledger, Loan, Meter, Pool, Wants
 from towerman.lots import DONE, GRANTED, NEVER, PARKED, REJECTED, Backlog, Entry, Flow, Lot, Offer, Row, Source
+from towerman.rates import Numbers, micros
 from towerman.turns import Turns
 
 __all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer"]
@@ -70,10 +72,23 @@ class Gate(Turns[OwnerT]):
 
     # ------------------------------------------------------------------ events in, decisions out
 
+    def _at(self, now: float) -> None:
+        """An event comes at this instant: rates whose time has come are looked at in it."""
+        by = self.ledger.at(now)
+        if by:
+            self._deadlines.shift_alarms(by)
+            self.wake_at = min(self.wake_at, self._deadlines.first())
+        due = self._deadlines.rates_due(self.ledger.instant)
+        self._changed += [meter for meter in due if meter.lot is not None]
+
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
         """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this
         step.
         """
+        first: list[Entry[OwnerT]] = []
+        if self.ledger.timed:
+            self._at(now)
+            first = self._settle(now)  # whoever waited for the time that has come goes before those who come now
         backlog: Backlog[OwnerT] | None = None
         pools: object = None
         for one in offers:
@@ -85,14 +100,18 @@ class Gate(Turns[OwnerT]):
             line = self._enter(flow, one, now, now)
             if line is not None:
                 line.behind(one)
-                if not self._claimants and isinstance(line.bay.state, Pool):
+                if not self._claimants and isinstance(line.bay.state, Pool | Meter):
                     backlog = line.backlog
-        return self._settle(now)
+        return first + self._settle(now) if first else self._settle(now)
 
     def offer_row(self, flow: Flow[OwnerT], source: Source[OwnerT], calls: range, now: float) -> list[Entry[OwnerT]]:
         """The same for calls of one batch in emitted order, those of them that want something. While they stand behind
         others they take next to no memory.
         """
+        early: list[Entry[OwnerT]] = []
+        if self.ledger.timed:
+            self._at(now)
+            early = self._settle(now)
         wants = source.wants
         index, stop = calls.start, calls.stop
         while index < stop:
@@ -103,13 +122,13 @@ class Gate(Turns[OwnerT]):
             line = self._enter(flow, (want, source.owner(first), now), now, now)
             if line is None:
                 continue
-            if not self._claimants and isinstance(line.bay.state, Pool):
+            if not self._claimants and isinstance(line.bay.state, Pool | Meter):
                 # As above: whoever wants of the same pools comes to stand there, too.
                 pools = want.pools
                 while index < stop and (want := wants[index]) is not None and want.pools is pools:
                     index += 1
             line.behind_in_row(Row(source, first, index, now))
-        return self._settle(now)
+        return early + self._settle(now) if early else self._settle(now)
 
     def finish(
         self,
@@ -131,8 +150,12 @@ class Gate(Turns[OwnerT]):
         if entry.status != GRANTED:
             self._late += 1
             return []
+        if self.ledger.timed:
+            self._at(now)
         if entry.loan is not None and entry.loan.out:
             return self._linger(entry, entry.loan, now)
+        if entry.wants.marked or entry in self._marks:
+            self._unmark(entry)
         entry.status = DONE
         wants = entry.wants
         if entry.loan is not None or wants.loan is not None:
@@ -174,6 +197,10 @@ class Gate(Turns[OwnerT]):
             decided = self.finish(entry, now)
             late.extend(ready)
         else:
+            if self.ledger.timed:
+                self._at(now)
+            if entry.wants.marked or entry in self._marks:
+                self._unmark(entry)
             entry.status = DONE
             del flow.running[entry]
             states = self._give(entry.wants)
@@ -189,6 +216,62 @@ class Gate(Turns[OwnerT]):
         for one in late:
             self._place(flow, one, now, urgency)
         return decided + self._settle(now)
+
+    def _unmark(self, entry: Entry[OwnerT]) -> None:
+        """What it had of rates and breakers is told: a start that did not take place is free again."""
+        marks = self._marks.pop(entry, None)
+        if marks is None:
+            return
+        if not marks.begun:
+            self.ledger.take_back(marks)
+            self._changed += [meter for meter, _ in marks.meters if meter.lot is not None]
+        self.ledger.verdict(marks, "nothing")
+
+    def begun(self, entry: Entry[OwnerT], now: float) -> bool:
+        """The first line of a granted entry is next: from now on its start counts in its rates.
+
+        Returns:
+            Whether something may be due earlier because of that: then whoever has timers looks at `wake_at`.
+        """
+        marks = self._marks.get(entry)
+        if marks is None or marks.begun:
+            return False
+        self.ledger.begun(marks, now)
+        before = self.wake_at
+        for meter, _ in marks.meters:
+            if meter.lot is not None:  # it may have waited to know when this one begins
+                self._set_alarm(meter)
+        return self.wake_at < before
+
+    def verdict(self, entry: Entry[OwnerT], verdict: Verdict, now: float) -> list[Entry[OwnerT]]:
+        """How the work of a granted entry came back, for its breakers. The first that is told counts.
+
+        Where one opens by that, those who wait to go through it are rejected.
+        """
+        marks = self._marks.get(entry)
+        if marks is None or not marks.fuses:
+            return []
+        self._at(now)
+        for fuse in self.ledger.verdict(marks, verdict):
+            for parked in [one for one in self._each_parked() if fuse in one.wants.fuses]:
+                self._reject(parked, "circuit_open", now, fuse)
+        return self._settle(now)
+
+    def pause(self, meters: Iterable[Meter[Lot[OwnerT]]], seconds: float, now: float) -> list[Entry[OwnerT]]:
+        """Whoever is behind these rates wants to be left alone for so long: nothing that counts in them starts before
+        that, and whoever waits for one of them in vain is rejected now (R-122).
+        """
+        self._at(now)
+        until = micros(now + seconds)
+        for meter in meters:
+            if not meter.pace.pause(until):
+                continue
+            for parked in [one for one in self._each_parked() if one.line.bay.state is meter]:
+                if self._in_vain(parked.wants, meter, self._clock(parked, now), now):
+                    self._reject(parked, "rate_limited", now)
+            if meter.lot is not None:
+                self._changed.append(meter)
+        return self._settle(now)
 
     def _place(self, flow: Flow[OwnerT], one: Offer[OwnerT], now: float, urgency: Callable[[OwnerT], Urgency]) -> None:
         """Let one call in; where it has to stand behind others of its run, it stands there by urgency."""
@@ -221,6 +304,8 @@ class Gate(Turns[OwnerT]):
         if entry.status != GRANTED or entry.orphan:
             self._late += 1
             return []
+        if self.ledger.timed:
+            self._at(now)
         entry.orphan = True
         flow = entry.flow
         del flow.running[entry]
@@ -237,6 +322,8 @@ class Gate(Turns[OwnerT]):
         if entry.status != PARKED:
             self._late += 1
             return []
+        if self.ledger.timed:
+            self._at(now)
         self._reject(entry, code, now)
         return self._settle(now)
 
@@ -255,6 +342,9 @@ class Gate(Turns[OwnerT]):
         """Time has passed: those whose wait is over are rejected."""
         decided: list[Entry[OwnerT]] = []
         deadlines = self._deadlines
+        if self.ledger.timed:
+            self._at(now)
+            decided += self._settle(now)  # who may start at the very instant at which its wait is over, does
         while True:
             for flow in deadlines.over(now):
                 for entry in flow.parked:
@@ -281,6 +371,8 @@ class Gate(Turns[OwnerT]):
     def lent_back(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
         """A batch of nested calls is answered: its caller goes on."""
         assert entry.loan is not None
+        if self.ledger.timed:
+            self._at(now)
         entry.loan.waits -= 1
         return self._settle(now)
 
@@ -325,6 +417,8 @@ class Gate(Turns[OwnerT]):
         limits: Iterable[tuple[Pool[Lot[OwnerT]], int, int, bool]],
         windows: Iterable[tuple[Flow[OwnerT], int]],
         now: float,
+        rates: Iterable[tuple[Meter[Lot[OwnerT]], Numbers | None, bool]] = (),
+        breakers: Iterable[tuple[Fuse, tuple[int, int, int, int]]] = (),
     ) -> list[Entry[OwnerT]]:
         """Limits change while calls run and wait (R-64).
 
@@ -335,7 +429,18 @@ class Gate(Turns[OwnerT]):
             limits: pools, each with its new permits, the permits of them in reserve, and whether it is enforced.
             windows: runs, each with how many of its calls may run at once.
             now: the present instant.
+            rates: meters, each with its new limit, period in microseconds, burst and reserve (None: there is no limit
+                any more), and whether it is enforced.
+            breakers: breakers, each with its new failures, window and time open in microseconds, and probes.
         """
+        self._at(now)
+        for meter, numbers, enforced in rates:
+            self.ledger.set_pace(meter, numbers)
+            meter.enforced = enforced
+            if meter.lot is not None:
+                self._changed.append(meter)
+        for fuse, others in breakers:
+            fuse.circuit.set(*others)
         for pool, limit, reserve, enforced in limits:
             self.ledger.set_limit(pool, limit, reserve, enforced=enforced)
             if pool.lot is not None:

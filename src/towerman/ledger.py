@@ -1,9 +1,12 @@
-"""What is held: permits of pools, access to resources. All or nothing.
+"""What is held and spent: permits of pools, access to resources, starts of rate limits. All or nothing.
 
-Theory. A pool is a limit and a count. A resource node is a count for each of four modes (IS, IX, S, X). `blocker`
-looks at everything that an ask wants and names the first thing that is in the way; where there is none, `take` takes
-all of it. Giving back is the same arithmetic with the other sign. There is no partial state in between, because
-nothing here waits.
+Theory. A pool is a limit and a count. A resource node is a count for each of four modes (IS, IX, S, X). A meter is a
+rate limit, which only time gives back. `blocker` looks at everything that an ask wants and names the first thing that
+is in the way; where there is none, `take` takes all of it. Giving back is the same arithmetic with the other sign.
+There is no partial state in between, because nothing here waits.
+
+A start is spent by whoever is let in and gives nothing back when it ends; where the call never begins it is taken back
+(`Marks`). A breaker that is open is not waited for: `shut` names it.
 
 What an orphan holds (work that goes on after its result was sealed) is counted apart as well: it may never come back,
 so nobody should hold others back for its sake.
@@ -13,7 +16,8 @@ to them. A borrowed permit is counted once, with the lender; it goes back to the
 holds is in nobody's way below that ancestor; what the nested calls hold of it is counted like anything else, so that
 they exclude each other.
 
-House rules. No queue, no clock, no policy. Numbers are integers. `validate()` says what must hold after every step.
+House rules. No queue, no policy; the time of an event is told with `at` before anything else. Numbers are integers.
+`validate()` says what must hold after every step.
 Resource keys hold argument values: they stay inside and are never shown, not even by `repr`.
 
 Not here: who goes first, who waits and for how long (gate).
@@ -26,7 +30,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 from weakref import WeakValueDictionary
 
+from towerman.breaker import Circuit, Verdict
 from towerman.calls import COMPATIBLE, Ask, Hold, X
+from towerman.rates import MICRO, NEVER, Numbers, Pace, make, micros
 
 LotT = TypeVar("LotT")
 
@@ -35,7 +41,7 @@ UNLIMITED: Final = 1 << 62
 
 
 class State(ABC, Generic[LotT]):
-    """Something that can be in the way: a pool or a node.
+    """Something that can be in the way: a pool, a node or a meter.
 
     `lot` is where the gate parks those who wait for it; the ledger itself never looks into it.
     """
@@ -141,6 +147,115 @@ class Node(State[LotT]):
         return f"Node(IS={self.counts[0]}, IX={self.counts[1]}, S={self.counts[2]}, X={self.counts[3]})"
 
 
+class Moment:
+    """The instant of the event that is dealt with, for all meters and breakers of one ledger.
+
+    Attributes:
+        us: in whole microseconds.
+    """
+
+    __slots__ = ("us",)
+
+    def __init__(self) -> None:
+        self.us = -NEVER
+
+
+class Meter(State[LotT]):
+    """A rate limit.
+
+    Args:
+        key: unique in the ledger, for example `rate:tool:search`.
+        label: what people are shown, for example `rate of tool search`.
+        pace: the rule.
+        scope: whom it counts for: "process", "run" or "tenant".
+        enforced: False for a rate that is only watched: it holds nobody back.
+
+    Attributes:
+        alarm: the instant, in microseconds, at which to look at those who wait for it, as far as that is arranged.
+        serial: how many were let in, all told.
+    """
+
+    __slots__ = ("__weakref__", "_moment", "alarm", "enforced", "label", "pace", "scope", "serial")
+
+    def __init__(self, key: str, label: str, pace: Pace, *, scope: str = "process", enforced: bool = True) -> None:
+        super().__init__(key)
+        self.label = label
+        self.pace = pace
+        self.scope = scope
+        self.enforced = enforced
+        self.alarm = NEVER
+        self.serial = 0
+        self._moment = Moment()
+
+    def anew(self) -> Meter[LotT]:
+        """The same rate of which nothing is used up."""
+        return Meter(self.key, self.label, make(self.pace.numbers), scope=self.scope, enforced=self.enforced)
+
+    def read(self, moment: Moment) -> None:
+        """It goes by that time from now on."""
+        self._moment = moment
+
+    def free_at(self, priority: int) -> int:
+        """When a call of that priority may start by this rate, in microseconds."""
+        return self.pace.free_at(self._moment.us, high=priority > 0)
+
+    def fits(self, need: int, priority: int, loan: Loan[LotT] | None = None) -> bool:
+        """May one more start? A start cannot be lent."""
+        return not self.enforced or self.free_at(priority) <= self._moment.us
+
+    def barred(self, need: int, priority: int) -> bool:
+        """Only time gives starts: nobody is to be held back for somebody who waits for them."""
+        return True
+
+    def seconds_left(self, priority: int) -> float:
+        """How long it is at least until a call of that priority may start."""
+        return self.pace.free_in(self._moment.us, high=priority > 0) / MICRO
+
+    def __repr__(self) -> str:
+        return f"Meter({self.key!r}, {self.pace!r})"
+
+
+class Fuse:
+    """A circuit breaker under its name.
+
+    Args:
+        key: unique in the ledger, for example `breaker:tool:search`.
+        label: what people are shown, for example `circuit breaker of tool search`.
+        circuit: its state.
+        scope: whom it counts for.
+    """
+
+    __slots__ = ("circuit", "key", "label", "scope")
+
+    def __init__(self, key: str, label: str, circuit: Circuit, scope: str = "process") -> None:
+        self.key = key
+        self.label = label
+        self.circuit = circuit
+        self.scope = scope
+
+    def anew(self) -> Fuse:
+        """The same breaker, closed."""
+        return Fuse(self.key, self.label, Circuit(*self.circuit.numbers), self.scope)
+
+    def __repr__(self) -> str:
+        return f"Fuse({self.key!r}, {self.circuit!r})"
+
+
+class Marks(Generic[LotT]):
+    """What a granted call has of meters and breakers, until it is known what became of it.
+
+    Attributes:
+        begun: its first line was reached.
+    """
+
+    __slots__ = ("begun", "fuses", "meters")
+
+    def __init__(self, meters: tuple[tuple[Meter[LotT], int], ...], fuses: tuple[tuple[Fuse, int], ...]) -> None:
+        self.meters = meters
+        self.fuses = fuses
+        self.begun = False
+
+
 def _compatible(counts: list[int], mode: int) -> bool:
     compatible = COMPATIBLE[mode]
     return not (
@@ -217,11 +332,17 @@ class Wants(Ask, Generic[LotT]):
         loan: what the call that waits for it lends to it; None for a call that nobody waits for. Then these wants are
             of that one call alone.
         borrowed: what it has borrowed, while it runs.
+        meters: the rate limits in which its start counts.
+        fuses: the circuit breakers that it goes through.
+        marked: there is one of either.
     """
 
-    __slots__ = ("borrowed", "loan", "pool_states", "pools", "weight")
+    __slots__ = ("borrowed", "fuses", "loan", "marked", "meters", "pool_states", "pools", "weight")
 
     pools: tuple[tuple[Pool[LotT], int], ...]
+    meters: tuple[Meter[LotT], ...]
+    fuses: tuple[Fuse, ...]
+    marked: bool
     pool_states: tuple[State[LotT], ...]
     weight: int
     loan: Loan[LotT] | None
@@ -233,11 +354,16 @@ class Ledger(Generic[LotT]):
 
     Attributes:
         uneven: what one gives back need not fit the next who wants the same.
+        timed: there are meters or breakers, so it is to be told the time.
     """
 
-    __slots__ = ("_dropped", "_nodes", "_pools", "uneven")
+    __slots__ = ("_dropped", "_fuses", "_meters", "_moment", "_nodes", "_pools", "timed", "uneven")
 
     def __init__(self) -> None:
+        self.timed = False
+        self._moment = Moment()
+        self._meters: dict[str, Meter[LotT]] = {}
+        self._fuses: dict[str, Fuse] = {}
         # More may be held than some of those who wait could have: a limit was lowered, or a part is in reserve.
         self.uneven = False
         self._pools: dict[str, Pool[LotT]] = {}
@@ -273,12 +399,128 @@ class Ledger(Generic[LotT]):
         pool = self._dropped.pop(key, None)
         return None if pool is None else self.add_pool(pool)
 
+    # ------------------------------------------------------------------ meters and breakers
+
+    @property
+    def meters(self) -> Mapping[str, Meter[LotT]]:
+        """Every rate limit by its key."""
+        return self._meters
+
+    @property
+    def fuses(self) -> Mapping[str, Fuse]:
+        """Every circuit breaker by its key."""
+        return self._fuses
+
+    @property
+    def instant(self) -> int:
+        """The instant of the event that is dealt with, in microseconds."""
+        return self._moment.us
+
+    def add_meter(self, meter: Meter[LotT]) -> Meter[LotT]:
+        """Add a rate limit, or return the one that has its key."""
+        self.timed = True
+        meter.read(self._moment)
+        return self._meters.setdefault(meter.key, meter)
+
+    def add_fuse(self, fuse: Fuse) -> Fuse:
+        """Add a circuit breaker, or return the one that has its key."""
+        self.timed = True
+        return self._fuses.setdefault(fuse.key, fuse)
+
+    def drop_meter(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a rate limit that nobody waits for and that remembers nothing; say whether it is gone.
+
+        `for_good`: what it remembers concerns nobody any more.
+        """
+        meter = self._meters.get(key)
+        if meter is not None:
+            rested = not meter.pace.pending if for_good else meter.pace.rested(self._moment.us)
+            if meter.lot is not None or not rested:
+                return False
+        self._meters.pop(key, None)
+        return True
+
+    def drop_fuse(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a circuit breaker that remembers nothing; say whether it is gone. `for_good` as above."""
+        fuse = self._fuses.get(key)
+        if fuse is not None and not for_good and not fuse.circuit.rested(self._moment.us):
+            return False
+        self._fuses.pop(key, None)
+        return True
+
+    def at(self, now: float) -> int:
+        """An event comes at this instant, in seconds. Returns by how many microseconds the clock was set, usually 0.
+
+        A clock that goes back has been set: what was a moment ago stays a moment ago, so that nobody is locked out
+        until it has caught up, and nobody is let in for it.
+        """
+        us, moment = micros(now), self._moment
+        by = 0
+        if us < moment.us:
+            by = us - moment.us
+            for meter in self._meters.values():
+                meter.pace.shift(by)
+            for fuse in self._fuses.values():
+                fuse.circuit.shift(by)
+        moment.us = us
+        return by
+
+    def set_pace(self, meter: Meter[LotT], numbers: Numbers | None) -> None:
+        """Change a rate: limit, period, burst, reserve; None: no limit. What has started stays started."""
+        meter.pace = meter.pace.changed(self._moment.us, numbers)
+
+    def shut(self, wants: Wants[LotT]) -> Fuse | None:
+        """The first breaker that does not let the call through, or None."""
+        us = self._moment.us
+        for fuse in wants.fuses:
+            if not fuse.circuit.lets(us):
+                fuse.circuit.refused += 1
+                return fuse
+        return None
+
+    def let_in(self, wants: Wants[LotT]) -> Marks[LotT]:
+        """Take what only time gives back, together with what `take` takes."""
+        us = self._moment.us
+        meters: list[tuple[Meter[LotT], int]] = []
+        for meter in wants.meters:
+            meter.pace.let_in(us)
+            meter.serial += 1
+            meters.append((meter, meter.serial))
+        return Marks(tuple(meters), tuple((fuse, fuse.circuit.go()) for fuse in wants.fuses))
+
+    def begun(self, marks: Marks[LotT], now: float) -> None:
+        """The call reaches its first line at this instant, in seconds. That is no event: nobody is looked at for it."""
+        marks.begun = True
+        us = max(micros(now), self._moment.us)
+        for meter, _ in marks.meters:
+            meter.pace.begun(us)
+
+    def take_back(self, marks: Marks[LotT]) -> None:
+        """The call will not begin: its starts are free again, as far as the rule allows (S7)."""
+        for meter, serial in marks.meters:
+            meter.pace.take_back(newest=serial == meter.serial)
+
+    def verdict(self, marks: Marks[LotT], verdict: Verdict) -> list[Fuse]:
+        """How the call came back; returns the breakers that have opened by that. It is heard once."""
+        fuses, marks.fuses = marks.fuses, ()
+        return [fuse for fuse, generation in fuses if fuse.circuit.back(generation, verdict, self._moment.us)]
+
+    def reopens(self, fuse: Fuse) -> float | None:
+        """Seconds after which a breaker lets somebody through again; None: when its probes have come back."""
+        left = fuse.circuit.retry_after(self._moment.us)
+        return left / MICRO if left else None
+
+    # ------------------------------------------------------------------ asks
+
     def look_up(self, wants: Wants[LotT]) -> Wants[LotT]:
-        """Bind an ask to this ledger's pools.
+        """Bind an ask to this ledger's pools, meters and breakers.
 
         Raises:
-            KeyError: it names a pool that does not exist.
+            KeyError: it names one that does not exist.
         """
+        wants.meters = tuple(self._meters[key] for key in wants.rates)
+        wants.fuses = tuple(self._fuses[key] for key in wants.breakers)
+        wants.marked = bool(wants.meters or wants.fuses)
         wants.pools = tuple((self._pools[key], units) for key, units in wants.permits)
         wants.pool_states = tuple(pool for pool, _ in wants.pools)
         wants.weight = wants.permits[0][1] if wants.permits else 1
@@ -322,9 +564,10 @@ class Ledger(Generic[LotT]):
         return node
 
     def states_with_lots(self) -> list[State[LotT]]:
-        """Every pool and node for which somebody waits."""
+        """Every pool, node and meter for which somebody waits."""
         found: list[State[LotT]] = [pool for pool in self._pools.values() if pool.lot is not None]
         found += [node for node in self._nodes.values() if node.lot is not None]
+        found += [meter for meter in self._meters.values() if meter.lot is not None]
         return found
 
     def sweep(self, state: State[LotT]) -> None:
@@ -358,6 +601,9 @@ class Ledger(Generic[LotT]):
                 and (wants.loan is None or not node.fits(mode, 0, wants.loan))
             ):
                 return node
+        for meter in wants.meters:  # last, so that only those wait for time alone who have everything else
+            if not meter.fits(1, priority):
+                return meter
         return None
 
     def claim(self, wants: Wants[LotT]) -> State[LotT] | None:
@@ -465,7 +711,7 @@ class Ledger(Generic[LotT]):
 
     def label(self, state: State[LotT], wants: Ask) -> str:
         """What a person is shown for something in the way: `pool crm`, `resource file:{path}`; never a key."""
-        if isinstance(state, Pool):
+        if isinstance(state, Pool | Meter):
             return state.label
         assert isinstance(state, Node)
         return f"resource {wants.labels.get(state.key, 'shared by others')}"
@@ -485,6 +731,11 @@ class Ledger(Generic[LotT]):
             pool.ceiling = max(pool.limit, min(pool.ceiling, pool.held))
             assert pool.held <= pool.ceiling, f"{pool} is over its limit"
             assert 0 <= pool.orphaned <= pool.held, f"{pool} has {pool.orphaned} permits with orphans"
+        for meter in self._meters.values():
+            if meter.enforced:
+                meter.pace.validate(self._moment.us)
+        for fuse in self._fuses.values():
+            fuse.circuit.validate()
         for node in self._nodes.values():
             held = [mode for mode in range(4) if node.counts[mode]]
             orphaned = node.orphaned or [0, 0, 0, 0]

@@ -1,7 +1,9 @@
-"""The pools that a tower's options come to: made, changed while calls run, dropped.
+"""The pools, rates and breakers that a tower's options come to: made, changed while calls run, dropped.
 
 Theory. Each concurrency limit that is declared is a pool in the ledger: one for the process, one for each run, one for
-a tool that has a limit of its own, and for each named pool as many as its scope asks for. When options change, limits
+a tool that has a limit of its own, and for each named pool as many as its scope asks for. A rate and a breaker stand
+beside their tool or pool, under its key, and are forgotten only when they remember nothing: else a tenant whose last
+run has ended would come back with its rate whole. When options change, limits
 change where they are: what is held stays held, and the gate looks at everybody who waits (R-64). A limit that a tool
 did not have before counts at once also those of its calls that are at work. A limit that is gone holds nobody back,
 and its pool is forgotten with the last call that has some of it.
@@ -15,16 +17,28 @@ Not here: what may be declared (policy), what changed and how it is told (change
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from towerman.breaker import Circuit
 from towerman.core import Core, Made, pool_key
-from towerman.ledger import Pool, Wants
+from towerman.ledger import Fuse, Meter, Pool, Wants
+from towerman.rates import Numbers, make
 from towerman.work import Owner, RunState, Slot, Want
 
 if TYPE_CHECKING:
     from towerman.gate import Flow, Lot
-    from towerman.policy import TowerPolicy
+    from towerman.policy import Breaker, Rate, TowerPolicy
+    from towerman.policy import Pool as PoolPolicy
     from towerman.tools import Tool
+
+
+SWEPT: Final = 16
+"""Rates and breakers out of use that are looked at each time."""
+
+
+def _timed(pool: PoolPolicy) -> tuple[bool, bool]:
+    """Has a pool a rate, and a breaker?"""
+    return pool.rate is not None, pool.breaker is not None
 
 
 class Limits:
@@ -34,13 +48,53 @@ class Limits:
         core: whose ledger they are in; its policy says how large they are.
     """
 
-    __slots__ = ("_changes", "_core", "_retired", "_stale")
+    __slots__ = ("_changes", "_core", "_fuses", "_paces", "_retired", "_stale", "_stale_timed")
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._stale: set[str] = set()
         self._retired: set[str] = set()
         self._changes: list[tuple[Pool[Lot[Owner]], int, int, bool]] = []
+        self._paces: list[tuple[Meter[Lot[Owner]], Numbers | None, bool]] = []
+        self._fuses: list[tuple[Fuse, tuple[int, int, int, int]]] = []
+        self._stale_timed: dict[str, None] = {}  # of rates and breakers that nobody can use any more, in a ring
+
+    def _set_timed(
+        self, key: str, name: str, rate: Rate | None, breaker: Breaker | None, *, scope: str = "process"
+    ) -> None:
+        """The rate and the breaker of a tool or pool: they are made, or their change is noted.
+
+        Args:
+            key: of the tool or pool.
+            name: what people are shown, `tool search` or `pool crm`.
+            rate: None for none; an old one then holds nobody back.
+            breaker: None for none.
+            scope: whom they count for.
+        """
+        ledger = self._core.gate.ledger
+        enforced = self._core.policy.mode == "enforce"
+        meter = ledger.meters.get(f"rate:{key}")
+        numbers = None if rate is None else rate.numbers
+        if meter is None:
+            if rate is not None:
+                made: Meter[Lot[Owner]] = Meter(
+                    f"rate:{key}", f"rate of {name}", make(numbers), scope=scope, enforced=enforced
+                )
+                ledger.add_meter(made)
+        elif meter.pace.numbers != numbers:
+            self._paces.append((meter, numbers, enforced))
+        fuse = ledger.fuses.get(f"breaker:{key}")
+        if breaker is not None:
+            if fuse is None:
+                circuit = Circuit(*breaker.numbers)
+                ledger.add_fuse(Fuse(f"breaker:{key}", f"circuit breaker of {name}", circuit, scope))
+            elif fuse.circuit.numbers != breaker.numbers:
+                self._fuses.append((fuse, breaker.numbers))
+        for one, there in ((f"rate:{key}", rate), (f"breaker:{key}", breaker)):
+            if there is not None:
+                self._stale_timed.pop(one, None)
+            elif one in ledger.meters or one in ledger.fuses:
+                self._stale_timed[one] = None
 
     def _set(self, key: str, label: str, permits: int, *, reserve: int = 0, scope: str = "process") -> None:
         """A pool of that key has this limit: it is made, or its change is noted."""
@@ -63,6 +117,7 @@ class Limits:
             if pool.scope == scope:
                 key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
                 self._set(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
+                self._set_timed(key, f"pool {name}", pool.rate, pool.breaker, scope=scope)
 
     def add_process(self) -> None:
         """Those that count for the process."""
@@ -73,6 +128,26 @@ class Limits:
         """A tool's own limit, if it has one."""
         if tool.policy.max_concurrency is not None:
             self._set(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+        policy = tool.policy
+        if policy.rate is None and tool.name in self._core.paused:  # what was asked to pause goes on pausing
+            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", None, policy.breaker)
+            self._stale_timed.pop(f"rate:tool:{tool.name}", None)
+        else:
+            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", policy.rate, policy.breaker)
+
+    def pause(self, tool: str) -> None:
+        """Whoever is behind a tool that has no rate wants it to pause: from now on it has one without a limit."""
+        core = self._core
+        if tool in core.paused:
+            return
+        core.paused.add(tool)
+        enforced = core.policy.mode == "enforce"
+        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"rate of tool {tool}", make(None), enforced=enforced))
+        core.generation += 1
+        runs = list(core.runs.values())
+        for state in runs:
+            state.bases.clear()
+        self._count_in({tool}, runs)
 
     def add_run(self, state: RunState) -> None:
         """Those that count for a run, or for its tenant."""
@@ -86,17 +161,32 @@ class Limits:
         tenants = {other.tenant for other in left}
         for name, pool in self._core.policy.pools.items():
             if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
-                self._stale.add(pool_key(name, pool.scope, state))
+                key = pool_key(name, pool.scope, state)
+                self._stale.add(key)
+                if pool.rate is not None:
+                    self._stale_timed[f"rate:{key}"] = None
+                if pool.breaker is not None:
+                    self._stale_timed[f"breaker:{key}"] = None
         self.sweep()
 
     def sweep(self) -> None:
         """Forget pools that nobody can use any more, once their last orphan has ended."""
         self._stale = {key for key in self._stale if not self._core.gate.ledger.drop_pool(key)}
         self._retired &= self._stale
+        ledger = self._core.gate.ledger
+        for _ in range(min(SWEPT, len(self._stale_timed))):  # some at a time: those of tenants may remember for a day
+            key = next(iter(self._stale_timed))
+            del self._stale_timed[key]
+            for_good = "@run:" in key  # that run is over
+            drop = ledger.drop_meter if key.startswith("rate:") else ledger.drop_fuse
+            gone = drop(key, for_good=for_good)
+            if not gone:
+                self._stale_timed[key] = None
 
     def forget(self) -> None:
         """In another process: nothing of it is here."""
         self._stale.clear()
+        self._stale_timed.clear()
         self._retired.clear()
 
     # ------------------------------------------------------------------ changes
@@ -118,6 +208,18 @@ class Limits:
         self.add_process()
         gone = {f"pool:{name}" for name in before.pools if name not in policy.pools}
         self._retire(key for key in list(ledger.pools) if key.partition("@")[0] in gone)
+        for key in [*ledger.meters, *ledger.fuses]:
+            if key.partition("@")[0].partition(":")[2] in gone:
+                self._stale_timed[key] = None
+                if key in ledger.meters:
+                    self._paces.append((ledger.meters[key], None, False))
+        timed = {
+            name
+            for name, pool in policy.pools.items()
+            if name in before.pools and _timed(pool) != _timed(before.pools[name])
+        }
+        names = {tool.name for tool in tools}
+        names.update(name for name, tool in core.tools.items() if timed.intersection(dict(tool.policy.pools)))
         windows: list[tuple[Flow[Owner], int]] = []
         for state in runs:
             if not state.own_window and state.flow.window != policy.run_concurrency:
@@ -133,10 +235,12 @@ class Limits:
         core.generation += 1
         for state in runs:
             state.bases.clear()
-        if tools:
-            self._count_in({tool.name for tool in tools}, runs)
+        if names:
+            self._count_in(names, runs)
         changes, self._changes = self._changes, []
-        decided = core.gate.reconfigure(changes, windows, core.now())
+        paces, self._paces = self._paces, []
+        fuses, self._fuses = self._fuses, []
+        decided = core.gate.reconfigure(changes, windows, core.now(), paces, fuses)
         self.sweep()
         return decided
 

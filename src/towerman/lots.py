@@ -26,7 +26,9 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from towerman.calls import Rejection
-from towerman.ledger import Loan, Node, Pool, State, Wants
+from towerman.ledger import Loan, Meter, Node, Pool, State, Wants
+from towerman.rates import MICRO
+from towerman.rates import NEVER as RATE_NEVER
 
 OwnerT = TypeVar("OwnerT")
 
@@ -45,7 +47,9 @@ NEAR: Final = 32
 """How many calls of a row become offers at a time."""
 
 Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
-"""What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node."""
+"""What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node, (1,
+may use the reserve, loan) of a meter.
+"""
 
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
 """(class with its sign turned, order of promotion or NEVER, start tag, number, entry); the least goes first."""
@@ -296,6 +300,8 @@ class Flow(Generic[OwnerT]):
         if isinstance(state, Node):
             key = state.key
             return any(key == held for entry in running for held, _ in entry.wants.holds)
+        if isinstance(state, Meter):  # what has started gives nothing back
+            return False
         return any(state in entry.wants.pool_states for entry in running)
 
     def in_turn(self, state: State[Lot[OwnerT]]) -> bool:
@@ -387,9 +393,10 @@ class Deadlines(Generic[OwnerT]):
     A record is stale once its entry is parked no more.
     """
 
-    __slots__ = ("_lanes", "_limits", "_number", "_odd", "records")
+    __slots__ = ("_alarms", "_lanes", "_limits", "_number", "_odd", "records")
 
     def __init__(self) -> None:
+        self._alarms: list[tuple[int, int, Meter[Lot[OwnerT]]]] = []
         self._lanes: dict[float, deque[Entry[OwnerT]]] = {}
         self._odd: list[tuple[float, int, Entry[OwnerT]]] = []
         self._limits: list[tuple[float, int, Flow[OwnerT]]] = []
@@ -456,6 +463,36 @@ class Deadlines(Generic[OwnerT]):
             found.append(flow)
         return found
 
+    def alarm(self, meter: Meter[Lot[OwnerT]]) -> float:
+        """Somebody waits for a rate: look at it when it is free again; returns that instant."""
+        lot = meter.lot
+        if lot is None or not lot.count:
+            return NEVER
+        free = min(meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count)
+        if free < meter.alarm:
+            meter.alarm = free
+            self._number += 1
+            heappush(self._alarms, (free, self._number, meter))
+        return free / MICRO if free < RATE_NEVER else NEVER
+
+    def shift_alarms(self, by: int) -> None:
+        """The clock was set by so many microseconds."""
+        live = [(instant, number, meter) for instant, number, meter in self._alarms if instant == meter.alarm]
+        self._alarms = [(instant + by, number, meter) for instant, number, meter in live]
+        for instant, _, meter in self._alarms:
+            meter.alarm = instant
+
+    def rates_due(self, now: int) -> list[Meter[Lot[OwnerT]]]:
+        """Take out the rates that are to be looked at by this instant, in microseconds."""
+        found: list[Meter[Lot[OwnerT]]] = []
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            instant, _, meter = heappop(alarms)
+            if instant == meter.alarm:
+                meter.alarm = RATE_NEVER
+                found.append(meter)
+        return found
+
     def first(self) -> float:
         """The next instant at which something is due; after `due` and `over`, exactly."""
         firsts = [lane[0].deadline for lane in self._lanes.values()]
@@ -463,6 +500,8 @@ class Deadlines(Generic[OwnerT]):
             firsts.append(self._odd[0][0])
         if self._limits:
             firsts.append(self._limits[0][0])
+        if self._alarms:
+            firsts.append(self._alarms[0][0] / MICRO)
         return min(firsts, default=NEVER)
 
     def clear(self) -> None:

@@ -19,13 +19,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
 
 from towerman.calls import Result
 from towerman.errors import PolicyError
+from towerman.rates import Numbers, micros
 
 Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
 """What a tool declares for `reads` or `writes`: a template, a callable of the arguments, or a list of these."""
@@ -44,6 +45,8 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnRefusal = Literal["tell", "end_turn"]
+OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "background"]
@@ -263,6 +266,36 @@ class Text:
         return value
 
 
+class Location:
+    """Where the journal is."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = 'the path of a file, ":memory:" or a Journal'
+
+    def check(self, where: str, value: object) -> object:
+        """A path as text, or what can be used as a journal; None: there is none."""
+        if value is None or (callable(getattr(value, "begin", None)) and callable(getattr(value, "look_up", None))):
+            return value
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise _say(where, value, self.allowed)
+        return path
+
+
+class Secret:
+    """What signatures and keyed digests rest on. No message shows it."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "text or bytes that nobody can guess"
+
+    def check(self, where: str, value: object) -> object:
+        """Not empty; None: there is none."""
+        if value is None or (isinstance(value, str | bytes) and value.strip()):
+            return value
+        told = "an empty one" if isinstance(value, str | bytes) else type(value).__name__[:80]
+        raise PolicyError(f"{where}: {self.allowed}; got {told}")
+
+
 class Function(NamedTuple):
     """A function."""
 
@@ -329,6 +362,53 @@ class Storage:
         raise _say(where, value, self.allowed)
 
 
+class RateLimit:
+    """How many starts in how long."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        'a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds), burst and reserve as Rate takes them'
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """A `Rate`."""
+        return rate_of(where, value)
+
+
+class CircuitBreaker:
+    """When to stop calling what keeps failing."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, or failures, window, open_for and probes as Breaker takes them"
+
+    def check(self, where: str, value: object) -> object:
+        """A `Breaker`."""
+        return breaker_of(where, value)
+
+
+class Attempts:
+    """How often a call is tried. Whether its tool may be repeated is checked beside its other options."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"
+
+    def check(self, where: str, value: object) -> object:
+        """A Retry; a file says it as a table."""
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            only_known(where, value, _RETRY)
+            if "retry_on" in value:
+                raise PolicyError(f"{where}.retry_on: exception classes, which only code can name: Retry(retry_on=...)")
+            try:
+                return Retry(**value)
+            except PolicyError as wrong:
+                raise PolicyError(str(wrong).replace("Retry.", f"{where}.", 1)) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return Retry(value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
@@ -336,7 +416,239 @@ class Option(NamedTuple):
     says: str
 
 
+# -------------------------------------------------------------------------------------------- retries
+
+
+TRANSIENT: Final[tuple[type[Exception], ...]] = (ConnectionError, TimeoutError)
+"""What is tried again unless a tool says otherwise: nobody was reached, or no answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a call that has failed is tried again, where repeating it is harmless.
+
+    Between two attempts it holds nothing. The pause before attempt n + 1 is a random part of `initial_delay` times
+    2 to the power of n - 1, at most of `max_delay` ("full jitter": M. Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog, 2015), and never less than the service asked for. Each attempt is admitted like a first one.
+
+    Args:
+        max_attempts: how often it is tried at most, the first time included; 1: never again.
+        initial_delay: seconds of the longest pause before the second attempt, 0 or more.
+        max_delay: seconds of the longest pause at all. A call whose service asks for a longer one is not tried again;
+            its result says after how many seconds that makes sense (`Result.retry_after`).
+        retry_on: exceptions after which it is tried again: a class or several. A handler that ran out of time counts as
+            TimeoutError, an OSError that says that a network or host cannot be reached as ConnectionError. RateLimited
+            is always one of them; ToolError, the handler's own word to the model, only where it, or a class below it,
+            is named. Of a group of exceptions every one must be among them.
+
+    Raises:
+        PolicyError: a number out of its range, or no exception class.
+    """
+
+    max_attempts: int = 3
+    initial_delay: float = 0.2
+    max_delay: float = 5.0
+    retry_on: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        whole("Retry.max_attempts", self.max_attempts)
+        first = seconds("Retry.initial_delay", self.initial_delay, zero=True)
+        most = seconds("Retry.max_delay", self.max_delay, zero=True)
+        if first > most:
+            raise PolicyError(
+                f"Retry.initial_delay: at most max_delay ({most:g} seconds); got {shown(self.initial_delay)}"
+            )
+        given: object = self.retry_on
+        kinds = (given,) if isinstance(given, type) else given
+        if not isinstance(kinds, tuple | list) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
+            raise _say("Retry.retry_on", given, "subclasses of Exception, for example (ConnectionError, TimeoutError)")
+        object.__setattr__(self, "retry_on", tuple(kinds))
+
+    def __str__(self) -> str:
+        kinds = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"{shown(self.max_attempts)} attempts, pauses {self.initial_delay:g} to {self.max_delay:g} s, on {kinds}"
+
+
+_RETRY: Final = tuple(field.name for field in fields(Retry))
+
+
 # -------------------------------------------------------------------------------------------- pools
+
+
+_RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{0,9})\s*([a-zA-Z]+)\s*")
+
+_UNITS: Final[Mapping[str, float]] = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 0.001),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86_400.0),
+}
+
+MOST_STARTS: Final = 100_000
+"""Most starts in an exact window: each of them is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many calls may start in how long. It limits starts, not how many run at once.
+
+    Args:
+        limit: starts in each period, 1 or more.
+        per: the period in seconds, a microsecond or more.
+        burst: None: no window of the period, wherever it is laid, holds more starts than `limit`, counted from the
+            first line of the handler; "10/s" says the same. A number: starts come at an even pace of `limit` in a
+            period, and after a rest so many may come together (generic cell rate algorithm: at most burst + t * limit /
+            per starts are let in in any t seconds).
+        reserve: starts of the limit (or of the burst) kept for runs of a priority above 0; less than that.
+
+    Raises:
+        PolicyError: a number out of its range.
+    """
+
+    limit: int
+    per: float = 1.0
+    burst: int | None = None
+    reserve: int = 0
+
+    def __post_init__(self) -> None:
+        whole("Rate.limit", self.limit)
+        if seconds("Rate.per", self.per) < 1e-6:
+            raise PolicyError(f"Rate.per: seconds, a microsecond (1e-6) or more; got {shown(self.per)}")
+        if self.burst is None:
+            if self.limit > MOST_STARTS:
+                raise PolicyError(
+                    f"Rate.limit: an exact window remembers each start, so {MOST_STARTS} at most; give a burst for more"
+                )
+        else:
+            whole("Rate.burst", self.burst)
+        whole("Rate.reserve", self.reserve, least=0)
+        most, name = (self.limit, "limit") if self.burst is None else (self.burst, "burst")
+        if self.reserve >= most:
+            raise PolicyError(
+                f"Rate.reserve: below {name} ({most}), or runs of priority 0 could never start; "
+                f"got {shown(self.reserve)}"
+            )
+
+    @property
+    def numbers(self) -> Numbers:
+        """Limit, period in microseconds, burst and reserve."""
+        return (self.limit, micros(self.per), self.burst, self.reserve)
+
+    def __str__(self) -> str:
+        return told_rate(*self.numbers)
+
+
+def rate_of(where: str, value: object) -> Rate:
+    """A rate from `Rate`, a text such as "10/s", "100/min", "3/5s", or a mapping of the fields.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is none of these.
+    """
+    if isinstance(value, Rate):
+        return value
+    if isinstance(value, Mapping):
+        only_known(where, value, ("limit", "per", "burst", "reserve"))
+        if "limit" not in value:
+            raise PolicyError(f"{where}: limit is missing: starts in a period, for example {{limit = 10}}")
+        try:
+            return Rate(**value)
+        except PolicyError as wrong:
+            raise PolicyError(f"{where}.{str(wrong).removeprefix('Rate.')}") from None
+    found = _RATE.fullmatch(value) if isinstance(value, str) else None
+    unit = _UNITS.get(found[3].lower()) if found is not None else None
+    if found is None or unit is None or not int(found[1]) or found[2].strip("0") == "" != found[2]:
+        raise _say(where, value, RateLimit.allowed)
+    try:
+        return Rate(int(found[1]), int(found[2] or 1) * unit)
+    except PolicyError as wrong:
+        raise PolicyError(f"{where}: {str(wrong).partition(': ')[2]}") from None
+
+
+def told_rate(limit: int, period: int, burst: int | None, reserve: int) -> str:
+    """A rate as people write it: `10/s`, `100/min, burst 20, 5 in reserve`.
+
+    Args:
+        limit: starts in a period.
+        period: microseconds.
+        burst: starts that may come together, or None.
+        reserve: starts kept for runs of a priority above 0.
+    """
+    per = next((unit for unit, length in _SAID if period == length), f"{period / 1_000_000:g}s")
+    told = [f"{limit}/{per}"]
+    if burst is not None:
+        told.append(f"burst {burst}")
+    if reserve:
+        told.append(f"{reserve} in reserve")
+    return ", ".join(told)
+
+
+_SAID: Final = (("s", 1_000_000), ("min", 60_000_000), ("h", 3_600_000_000), ("day", 86_400_000_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Stop calling what keeps failing: a circuit breaker, decided in the same step as everything else.
+
+    Args:
+        failures: failed calls within the window that open it. A call fails when its handler raises anything but
+            `ToolError` or `RateLimited`, or runs into its timeout.
+        window: seconds.
+        open_for: seconds for which calls are refused, `circuit_open`, before some are tried.
+        probes: calls that are tried then, at once; when all of them come back well it closes, with the first that
+            fails it is open again.
+
+    Raises:
+        PolicyError: a number out of its range.
+    """
+
+    failures: int = 5
+    window: float = 30.0
+    open_for: float = 10.0
+    probes: int = 1
+
+    def __post_init__(self) -> None:
+        whole("Breaker.failures", self.failures)
+        seconds("Breaker.window", self.window)
+        seconds("Breaker.open_for", self.open_for)
+        whole("Breaker.probes", self.probes)
+
+    def __str__(self) -> str:
+        return f"{self.failures} failures in {self.window:g} s, open for {self.open_for:g} s, {self.probes} probes"
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """Failures, window and time open in microseconds, probes."""
+        return (self.failures, micros(self.window), micros(self.open_for), self.probes)
+
+
+def breaker_of(where: str, value: object) -> Breaker:
+    """A breaker from `Breaker`, True (the defaults), or a mapping of the fields.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is none of these.
+    """
+    if isinstance(value, Breaker):
+        return value
+    if value is True:
+        return Breaker()
+    if isinstance(value, Mapping):
+        only_known(where, value, ("failures", "window", "open_for", "probes"))
+        try:
+            return Breaker(**value)
+        except PolicyError as wrong:
+            raise PolicyError(f"{where}.{str(wrong).removeprefix('Breaker.')}") from None
+    raise _say(where, value, CircuitBreaker.allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +661,8 @@ class Pool:
         scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one
             tenant together; "run": each run alone, which protects nothing that runs share.
         reserve: permits kept for runs of a priority above 0; below `permits`.
+        rate: a rate limit over the starts of all its calls: "10/s", or `Rate`.
+        breaker: a circuit breaker over all its calls: `Breaker`, or True for the usual numbers.
 
     Raises:
         PolicyError: a number out of its range.
@@ -358,12 +672,16 @@ class Pool:
     max_queued: int | None = None
     scope: Scope = "process"
     reserve: int = 0
+    rate: Rate | None = None
+    breaker: Breaker | None = None
 
     def __post_init__(self) -> None:
         for key, option in POOL.items():
             value = getattr(self, key)
-            if key != "max_queued" or value is not None:
-                option.kind.check(f"Pool.{key}", value)
+            if key not in ("max_queued", "rate", "breaker") or value is not None:
+                checked = option.kind.check(f"Pool.{key}", value)
+                if key in ("rate", "breaker"):
+                    object.__setattr__(self, key, checked)
         check_reserve("Pool.reserve", self.reserve, self.permits)
 
 
@@ -374,6 +692,8 @@ POOL: Final[Mapping[str, Option]] = {
         Word(Scope), "whom it counts for: all runs of the process, the runs of one tenant together, each run alone"
     ),
     "reserve": Option(Whole(0), "permits kept for runs of a priority above 0; below permits"),
+    "rate": Option(RateLimit(), "how many of its calls may start in how long"),
+    "breaker": Option(CircuitBreaker(), "refuse its calls for a while when they keep failing"),
 }
 """The options of a pool."""
 
@@ -423,13 +743,17 @@ class ToolPolicy:
     only_call: bool = False
     read_only: bool | None = None
     idempotent: bool | None = None
+    retry: Retry | None = None
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
+    rate: Rate | None = None
+    breaker: Breaker | None = None
     timeout: float | None = None
     max_wait: float | None = None
     max_queued: int | None = None
     when_busy: WhenBusy | None = None
+    on_refusal: OnRefusal = "tell"
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
@@ -438,6 +762,7 @@ class ToolPolicy:
     merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
+    on_duplicate: OnDuplicate | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -468,13 +793,17 @@ TOOL: Final[Mapping[str, Option]] = {
     "only_call": Option(Flag(), "may not share a batch with other calls"),
     "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
     "idempotent": Option(Flag(), "repeating it is harmless"),
+    "retry": Option(Attempts(), "how often its calls are tried; only for a tool that is read_only or idempotent"),
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
+    "rate": Option(RateLimit(), "how many of its calls may start in how long"),
+    "breaker": Option(CircuitBreaker(), "refuse its calls for a while when they keep failing"),
     "timeout": Option(Seconds(), "seconds one call may run"),
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
     "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
@@ -486,6 +815,9 @@ TOOL: Final[Mapping[str, Option]] = {
         "takes the arguments of neighbouring calls on one resource, gives those of one run",
     ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -543,6 +875,15 @@ def check_merge(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(
             f"{where}: merge joins calls on one resource, and the tool declares none; say reads= or writes=, or leave "
             "merge out"
+        )
+
+
+def check_retry(where: str, policy: ToolPolicy) -> None:
+    """Refuse to repeat what may not be repeated (R-118, R-120)."""
+    if policy.retry is not None and policy.retry.max_attempts > 1 and not policy.repeatable:
+        raise PolicyError(
+            f"{where}: retry repeats a call, and it is not said that this does no harm; say idempotent=True if a "
+            "repeat changes nothing more, read_only=True if the tool has no effect, or leave retry out"
         )
 
 
@@ -604,7 +945,9 @@ def tool_policy(
     check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
-    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    check_retry(where, policy)
+    return policy
 
 
 def check_strict(policy: ToolPolicy) -> None:
@@ -616,8 +959,8 @@ def check_strict(policy: ToolPolicy) -> None:
     missing = []
     if not policy.declares_access:
         missing.append("access (reads=, writes=, independent=True or sequential=True)")
-    if not policy.pools and policy.max_concurrency is None:
-        missing.append("a limit (pools= or max_concurrency=)")
+    if not policy.pools and policy.max_concurrency is None and policy.rate is None:
+        missing.append("a limit (pools=, max_concurrency= or rate=)")
     if policy.read_only is None and policy.idempotent is None and not policy.effect_free:
         missing.append("a retry class (read_only= or idempotent=, True or False)")
     if missing:
@@ -652,6 +995,9 @@ class TowerPolicy:
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
+    on_duplicate: OnDuplicate = "join"
+    journal: object = None
+    secret: str | bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
@@ -681,6 +1027,11 @@ TOWER: Final[Mapping[str, Option]] = {
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
+    "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
+    "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }
 """The options of a tower, apart from its pools."""
 

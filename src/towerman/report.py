@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 from towerman.errors import Code
 from towerman.trace import Event
-from towerman.watched import Watch
+from towerman.watched import RateWatch, Watch
 
 KeyT = TypeVar("KeyT")
 
@@ -48,6 +48,27 @@ class LimitReport:
     found_full: int
     over_seconds: float
     waited_at_least: float
+
+
+@dataclass(frozen=True, slots=True)
+class RateReport:
+    """What one rate limit would have held back.
+
+    Args:
+        name: `tool:NAME`, or a pool's name. Rates of runs and tenants are added up.
+        rate: as declared: `10/s`.
+        scope: whom it counts for.
+        too_early: calls that started before it would have let them: they would have waited, or been refused.
+        waited: what they would have waited for it together, in seconds, had they come at the same instants.
+        longest: the longest of these waits.
+    """
+
+    name: str
+    rate: str
+    scope: str
+    too_early: int
+    waited: float
+    longest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +123,7 @@ class ObserveReport:
         batches: that came in.
         calls: that started.
         limits: what each limit would have held back, the most first.
+        rates: what each rate would have held back, the most first.
         tools: what became of each tool's calls, in order of their names.
         order: what order and resources held back, the longest first.
         refused: calls that were really refused, skipped or cut, by code.
@@ -113,6 +135,7 @@ class ObserveReport:
     batches: int
     calls: int
     limits: tuple[LimitReport, ...]
+    rates: tuple[RateReport, ...]
     tools: tuple[ToolReport, ...]
     order: tuple[OrderReport, ...]
     refused: Mapping[Code, int]
@@ -136,6 +159,17 @@ class ObserveReport:
                     "waited_at_least": one.waited_at_least,
                 }
                 for one in self.limits
+            ],
+            "rates": [
+                {
+                    "name": one.name,
+                    "rate": one.rate,
+                    "scope": one.scope,
+                    "too_early": one.too_early,
+                    "waited": one.waited,
+                    "longest": one.longest,
+                }
+                for one in self.rates
             ],
             "tools": [
                 {
@@ -181,6 +215,7 @@ class ObserveReport:
                     for one in self.limits
                 ],
             ),
+            *self._rate_lines(),
             "",
             "What order and resources have held back",
             "",
@@ -211,6 +246,13 @@ class ObserveReport:
         if not self.complete:
             lines += ["", "Events were dropped: the last two tables count too little."]
         return "\n".join(lines)
+
+    def _rate_lines(self) -> list[str]:
+        if not self.rates:
+            return []
+        rows = [(one.name, one.rate, str(one.too_early), _time(one.waited), _time(one.longest)) for one in self.rates]
+        head = ("rate", "starts", "calls came too early", "waits of together", "longest")
+        return ["", "What the rates would have held back", "", *_table(head, rows)]
 
     def __repr__(self) -> str:
         full = sum(one.found_full > 0 for one in self.limits)
@@ -329,6 +371,7 @@ def _add(sums: dict[KeyT, tuple[int, float]], key: KeyT, seconds: float) -> None
 def reported(
     tally: Tally,
     limits: Mapping[str, Watch],
+    rates: Mapping[str, RateWatch],
     waiting: Mapping[str, int],
     refused: Mapping[str, int],
     seconds: float,
@@ -340,6 +383,7 @@ def reported(
     Args:
         tally: what order and resources have held back.
         limits: what each limit has seen, up to now.
+        rates: what each rate has seen.
         waiting: calls that would have waited, by tool.
         refused: calls that would have been refused, by tool.
         seconds: since the tower was made.
@@ -358,6 +402,10 @@ def reported(
         limits=tuple(
             LimitReport(name, one.limit, one.scope, one.peak, one.started, one.seconds, one.waited)
             for name, one in sorted(limits.items(), key=lambda item: (-item[1].waited, -item[1].started, item[0]))
+        ),
+        rates=tuple(
+            RateReport(name, one.rate, one.scope, one.started, one.waited, one.longest)
+            for name, one in sorted(rates.items(), key=lambda item: (-item[1].waited, item[0]))
         ),
         tools=tuple(
             ToolReport(

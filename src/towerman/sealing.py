@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Final
 
 from towerman.bounds import Encoded, EncodingError, Keep, encode
-from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result
+from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
+from towerman.records import Answer, Record
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 
@@ -29,7 +31,9 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "circuit_open",
         "concurrency_limit",
+        "rate_limited",
         "wait_timeout",
         "queue_full",
         "call_cap",
@@ -38,14 +42,35 @@ WORTH_ANOTHER_TRY: Final = frozenset(
         "not_alone",
         "truncated_response",
         "would_deadlock",
+        "journal_unavailable",
     }
 )
 """Refusals after which the same call can succeed."""
+
+ENDS_TURN: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "rate_limited",
+        "circuit_open",
+        "deadline_exceeded",
+        "would_deadlock",
+    }
+)
+"""Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
+
+TOO_LONG: Final = "the service asks for a longer pause than this tool makes."
+TOO_LATE: Final = "the run's deadline comes first."
+AT_WORK: Final = "calls that it has made were still at work."
+"""Why a call is not tried again."""
 
 _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
     "wait_timeout": "Not started: waited {wait:g} s for {blocker}. Try again later.",
+    "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
+    "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
@@ -54,7 +79,7 @@ _REFUSALS: Final[Mapping[str, str]] = {
 }
 
 
-def refusal(code: Code, blocker: str, wait: float, *, never: bool = False) -> str:
+def refusal(code: Code, blocker: str, wait: float, *, never: bool = False, retry_after: float | None = None) -> str:
     """Why the gate refused, in a sentence.
 
     Args:
@@ -62,10 +87,19 @@ def refusal(code: Code, blocker: str, wait: float, *, never: bool = False) -> st
         blocker: what was in the way, as people are shown it.
         wait: the longest wait in seconds.
         never: it has less than the call takes, also when nothing is at work.
+        retry_after: seconds after which trying again can help, where that is known.
     """
     if never:
         return f"Not started: it takes more of {blocker} than there is for it, even when nothing else is at work."
-    return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait)
+    later = " Try again later." if retry_after is None else f" Try again in {_rounded(retry_after):g} s."
+    return _REFUSALS.get(code, "Not started.").format(blocker=blocker or "its turn", wait=wait, later=later)
+
+
+def _rounded(seconds: float) -> float:
+    """A wait for a person or a model: never too short, and with no more digits than help."""
+    if seconds >= 10:
+        return float(ceil(seconds))
+    return ceil(seconds * 100) / 100
 
 
 def notice(most: int, size: int) -> str:
@@ -195,6 +229,140 @@ def got_off(index: int, call: Call, run: int, source: Call, reason: str, tool: T
     )
 
 
+def replayed(
+    index: int, call: Call, tool: Tool, record: Record, waited: float = 0.0, waited_for: tuple[str, ...] = ()
+) -> Result:
+    """The result of a call that was begun before, out of the journal.
+
+    Args:
+        index: the call's.
+        call: itself.
+        tool: which it calls.
+        record: what is written down of it.
+        waited: seconds for which it waited for that.
+        waited_for: what it had to wait for.
+    """
+    answer = record.answer
+    if answer is None:
+        return _recorded(index, call, tool, record, waited, waited_for)
+    if answer.code is None:
+        message = f"{answer.message} {KEPT}"
+    else:
+        message = f"{answer.message} {UNSETTLED if record.unknown else KEPT}"
+    content = answer.content
+    if answer.code is not None:
+        told = answer.retryable
+        content = failure(answer.code, message, answer.outcome, True, answer.applied, told, answer.retry_after)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        answer.outcome,
+        answer.code,
+        clean(message),
+        content,
+        started=True,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+KEPT: Final = "It did not run again: it has run before, and this is what came of it, out of the journal."
+
+UNSETTLED: Final = "It is not run again, since it may have taken effect: somebody has to look, and to settle it."
+
+
+def _recorded(index: int, call: Call, tool: Tool, record: Record, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The same for a call whose answer is not there: it never came, or was not kept."""
+    done = record.state == "done"
+    known = done or record.state == "settled"
+    code: Code | None = None if known else "effect_unknown"
+    outcome: Outcome = "ok" if known else "error"
+    if done and record.outcome is not None:
+        code, outcome = record.code, record.outcome
+    if record.state == "settled":
+        message = "The call took effect, as somebody has looked up; what it answered is lost. It did not run again."
+    elif done:
+        message = f"What it answered was not kept. {KEPT}"
+    else:
+        message = f"The call was begun before, and what came of it is not known. {UNSETTLED}"
+    applied: Applied = record.applied if known else "unknown"
+    told = {"note": message} if code is None else None
+    content = (
+        json.dumps(told, separators=(",", ":"))
+        if code is None
+        else failure(code, message, outcome, True, applied, "no")
+    )
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        started=True,
+        applied=applied,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        replayed=True,
+    )
+
+
+def elsewhere(
+    index: int,
+    call: Call,
+    tool: Tool,
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    waited: float,
+    waited_for: tuple[str, ...] = (),
+) -> Result:
+    """The result of a call that did not start since the same call is at work elsewhere, and may take effect there."""
+    applied: Applied = "no" if tool.effect_free else "unknown"
+    retryable: Retryable = "yes" if tool.policy.repeatable else "unknown"
+    message = clean(message)
+    content = failure(code, message, outcome, False, applied, retryable)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        applied=applied,
+        retryable=retryable,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+    )
+
+
+def abandoned() -> Answer:
+    """What is written down of a call whose event loop was closed over it."""
+    message = "The program's event loop was closed while the call ran. Whether it took effect is not known."
+    content = failure("cancelled", message, "cancelled", True, "unknown", "unknown")
+    return Answer("cancelled", "cancelled", "unknown", "unknown", message=message, content=content)
+
+
+def unwritten(result: Result) -> Result:
+    """The same result, which says that the journal could not take it down in time."""
+    message = f"{result.message} The journal could not write this down in time."
+    if result.code is None:
+        return with_words(result, message, result.content)
+    told = failure(result.code, message, result.outcome, True, result.applied, result.retryable, result.retry_after)
+    return with_words(result, message, told)
+
+
 def raised(error: BaseException) -> str:
     """An exception in one plain sentence: types only, a group by its leaves."""
     if not isinstance(error, BaseExceptionGroup):
@@ -213,14 +381,38 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def rate_limited(after: float | None) -> str:
+    """What is told of a call whose service takes no more for now."""
+    when = "later" if after is None else f"in {after:g} s"
+    return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def tried(attempts: int) -> str:
+    """What is added of a call that was tried more than once."""
+    return f" It was tried {attempts} times." if attempts > 1 else ""
+
+
+def not_again(reason: str) -> str:
+    """What is added of a call that is not tried again, though it was to be: why not."""
+    return f" It was not tried again: {reason.removeprefix('Not started: ')}"
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: str, retryable: str) -> str:
+def failure(
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    started: bool,
+    applied: str,
+    retryable: str,
+    retry_after: float | None = None,
+) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
-    told = {
+    told: dict[str, object] = {
         "code": code,
         "message": clean(message),
         "outcome": outcome,
@@ -228,6 +420,8 @@ def failure(code: Code, message: str, outcome: Outcome, started: bool, applied: 
         "applied": applied,
         "retryable": retryable,
     }
+    if retry_after is not None:
+        told["retry_after"] = _rounded(retry_after)
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -241,11 +435,12 @@ def refused(
     waited_for: tuple[str, ...],
     *,
     never: bool = False,
+    retry_after: float | None = None,
 ) -> Result:
     """The result of a call that does not start; `never`: nor would it if it came again."""
     retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY and not never else "no"
     message = clean(message)
-    content = failure(code, message, outcome, False, "no", retryable)
+    content = failure(code, message, outcome, False, "no", retryable, retry_after)
     return make_result(
         index,
         call.id,
@@ -255,13 +450,16 @@ def refused(
         message,
         content,
         retryable=retryable,
+        retry_after=retry_after,
         waited=waited,
         waited_for=waited_for,
         original_bytes=len(content.encode()),
     )
 
 
-def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+def faulty(
+    index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False, attempts: int = 1
+) -> Result:
     """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
     message = "Towerman failed in dealing with this call."
     outcome: Outcome = "cancelled" if still_running else "error"
@@ -281,7 +479,7 @@ def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_run
         started=started,
         applied=applied,
         retryable="unknown",
-        attempts=int(started),
+        attempts=attempts if started else 0,
         still_running=still_running,
         original_bytes=len(content),
     )

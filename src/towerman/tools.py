@@ -19,7 +19,7 @@ from towerman import arguments
 from towerman.access import AccessRule
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -57,6 +57,8 @@ class Tool:
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
         reads_results: it reads pages of results that were too large; its own are never kept for that.
+        retry: how its calls are tried again; None: they are not.
+        joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
     """
 
     policy: ToolPolicy
@@ -76,6 +78,8 @@ class Tool:
     effect_free: bool
     own_task: bool
     reads_results: bool
+    joins_duplicates: bool
+    retry: Retry | None = None
 
     @property
     def name(self) -> str:
@@ -213,6 +217,8 @@ def compile_tool(
         effect_free=policy.effect_free,
         own_task=policy.own_task,
         reads_results=reads_results,
+        retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
+        joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )
 
 

@@ -33,7 +33,7 @@ from typing import TypeVar
 from towerman.calls import Rejection
 from towerman.deadlock import may_go_on, stuck
 from towerman.errors import Code
-from towerman.ledger import Ledger, Pool, State, Wants
+from towerman.ledger import Fuse, Ledger, Meter, Pool, State, Wants
 from towerman.lots import GRANTED, NEVER, PARKED, REJECTED, Bay, Entry, Flow, Line, Lot, Offer, Rank
 from towerman.waiting import Waiting
 
@@ -66,6 +66,11 @@ class Turns(Waiting[OwnerT]):
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
             return None
         ledger = self.ledger
+        if wants.fuses:
+            fuse = ledger.shut(wants)
+            if fuse is not None:
+                self._shut_out(Entry(wants, owner, flow, now, REJECTED), fuse)
+                return None
         state = ledger.blocker(wants)
         if state is None and self._claimants and wants.loan is None:
             state = self._hidden(wants, wants.priority, NEVER)
@@ -77,6 +82,9 @@ class Turns(Waiting[OwnerT]):
         hopeless = ledger.hopeless(wants)
         if hopeless is not None:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", hopeless.label)
+        elif isinstance(state, Meter) and (not wants.wait or self._in_vain(wants, state, clock, now)):
+            left = state.seconds_left(wants.priority)
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), "rate_limited", state.label, left)
         elif wants.wait or flow.in_turn(state):
             line = self._line(flow, state, wants)
             standing = flow.holds(state, wants.loan)
@@ -137,19 +145,35 @@ class Turns(Waiting[OwnerT]):
         flow.tag = tag + wants.weight
         return tag
 
-    def _refuse(self, entry: Entry[OwnerT], code: Code, blocker: str) -> None:
+    @staticmethod
+    def _in_vain(wants: Wants[Lot[OwnerT]], meter: Meter[Lot[OwnerT]], clock: float, now: float) -> bool:
+        """Would its wait be over before the rate lets anybody in?"""
+        return meter.seconds_left(wants.priority) > clock + wants.max_wait - now
+
+    def _refuse(self, entry: Entry[OwnerT], code: Code, blocker: str, retry_after: float | None = None) -> None:
         entry.status = REJECTED
-        entry.rejection = Rejection(code, blocker)
+        entry.rejection = Rejection(code, blocker, retry_after)
         self._decided.append(entry)
 
-    def _reject(self, entry: Entry[OwnerT], code: Code, now: float) -> None:
-        """A parked entry is refused; whoever stands behind it inherits its clock, and its run pays nothing for it."""
+    def _shut_out(self, entry: Entry[OwnerT], fuse: Fuse) -> None:
+        self._refuse(entry, "circuit_open", fuse.label, self.ledger.reopens(fuse))
+
+    def _reject(self, entry: Entry[OwnerT], code: Code, now: float, fuse: Fuse | None = None) -> None:
+        """A parked entry is refused; whoever stands behind it inherits its clock, and its run pays nothing for it.
+
+        `fuse`: the breaker that does not let it through.
+        """
         flow, line = entry.flow, entry.line
         flow.tag -= entry.wants.weight
         if line.backlog:
             self._refills.append((flow, line, self._clock(entry, now)))
+        state = line.bay.state
+        left = state.seconds_left(entry.wants.priority) if isinstance(state, Meter) else None
         self._leave(entry)
-        self._refuse(entry, code, entry.blocked_by[-1])
+        if fuse is not None:
+            self._shut_out(entry, fuse)
+        else:
+            self._refuse(entry, code, entry.blocked_by[-1], left)
 
     # ------------------------------------------------------------------ going on
 
@@ -159,6 +183,8 @@ class Turns(Waiting[OwnerT]):
         flow = entry.flow
         flow.running[entry] = None
         self._decided.append(entry)
+        if entry.wants.marked:
+            self._marks[entry] = self.ledger.let_in(entry.wants)
         others = self._parked > flow.parked_total
         if tag > self._served:
             self._served = tag
@@ -179,6 +205,8 @@ class Turns(Waiting[OwnerT]):
         changes.
         """
         wants = entry.wants
+        if wants.marked:
+            return False  # time may be in its heir's way
         if self.ledger.uneven and not all(pool.held <= pool.room(wants.priority) for pool, _ in wants.pools):
             return False  # more is held than those who wait now may have
         found: Lot[OwnerT] | None = None
@@ -237,7 +265,9 @@ class Turns(Waiting[OwnerT]):
 
     def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
-        if line.backlog and not line.parked:
+        if isinstance(line.bay.state, Meter):  # which a run never holds: as many stand there as it may have running
+            self._refills.append((flow, line, now))
+        elif line.backlog and not line.parked:
             self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
@@ -246,7 +276,7 @@ class Turns(Waiting[OwnerT]):
         """
         state = line.bay.state
         for entry in [entry for entry in line.parked if not (entry.wants.wait or flow.in_turn(state))]:
-            self._reject(entry, "concurrency_limit", now)
+            self._reject(entry, "rate_limited" if isinstance(state, Meter) else "concurrency_limit", now)
         backlog, line.backlog = line.backlog, None
         self._ended.append((flow, line))
         while backlog:
@@ -334,7 +364,7 @@ class Turns(Waiting[OwnerT]):
                         if head is not None and (best is None or head < best):
                             best = head
             if best is None:
-                return
+                break
             klass, promotion, tag, number, entry = best
             flow, line, wants = entry.flow, entry.line, entry.wants
             if flow.limit <= now:
@@ -342,6 +372,10 @@ class Turns(Waiting[OwnerT]):
                 continue
             if entry.deadline <= now and self._clock(entry, now) + wants.max_wait <= now:
                 self._reject(entry, "wait_timeout", now)
+                continue
+            fuse = self.ledger.shut(wants) if wants.fuses else None
+            if fuse is not None:
+                self._reject(entry, "circuit_open", now, fuse)
                 continue
             blocker = self.ledger.blocker(wants)
             if blocker is None and self._claimants and wants.loan is None:
@@ -354,12 +388,26 @@ class Turns(Waiting[OwnerT]):
                     self._succeed(flow, line, now)
             elif blocker is line.bay.state:
                 stuck.add(line.bay if promotion == NEVER else entry)
+            elif isinstance(blocker, Meter) and (
+                not wants.wait or self._in_vain(wants, blocker, self._clock(entry, now), now)
+            ):
+                self._reject_for(entry, blocker, now)
             elif wants.wait or flow.in_turn(blocker):
                 self._move(entry, blocker, now)
             else:
                 entry.blocked_by = (*entry.blocked_by, self.ledger.label(blocker, wants))
                 self._reject(entry, "concurrency_limit", now)
                 self.ledger.sweep(blocker)
+        for state in states:
+            if isinstance(state, Meter):
+                self._set_alarm(state)
+
+    def _reject_for(self, entry: Entry[OwnerT], meter: Meter[Lot[OwnerT]], now: float) -> None:
+        """A rate that it comes to now will not let it in before its wait is over."""
+        if meter.label not in entry.blocked_by:
+            entry.blocked_by = (*entry.blocked_by, meter.label)
+        self._reject(entry, "rate_limited", now)
+        entry.rejection = Rejection("rate_limited", meter.label, meter.seconds_left(entry.wants.priority))
 
     def _move(self, entry: Entry[OwnerT], blocker: State[Lot[OwnerT]], now: float) -> None:
         """Something else is in its way now. It is passed: what it was parked for goes to others."""

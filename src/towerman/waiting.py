@@ -26,7 +26,7 @@ from heapq import heappush
 from typing import Generic, TypeVar
 
 from towerman.calls import COMPATIBLE
-from towerman.ledger import Ledger, Loan, Node, Pool, State, Wants
+from towerman.ledger import Ledger, Loan, Marks, Meter, Node, Pool, State, Wants
 from towerman.lots import GRANTED, NEVER, PARKED, SLACK, Bay, Deadlines, Entry, Flow, Line, Lot, Need, Offer, Rank
 
 OwnerT = TypeVar("OwnerT")
@@ -52,6 +52,7 @@ class Waiting(Generic[OwnerT]):
         "_ended",
         "_flows",
         "_late",
+        "_marks",
         "_lenders",
         "_number",
         "_orphans",
@@ -85,6 +86,7 @@ class Waiting(Generic[OwnerT]):
         self._orphans: dict[Entry[OwnerT], None] = {}
         self._deadlines: Deadlines[OwnerT] = Deadlines()
         self._lenders: dict[Loan[Lot[OwnerT]], Entry[OwnerT]] = {}
+        self._marks: dict[Entry[OwnerT], Marks[Lot[OwnerT]]] = {}  # of granted entries that have some
         # Filled and emptied within one event.
         self._changed: list[State[Lot[OwnerT]]] = []
         self._suspects: list[Entry[OwnerT]] = []  # nested calls that have begun to wait for something else
@@ -100,6 +102,8 @@ class Waiting(Generic[OwnerT]):
                 wants.priority > 0,
                 wants.loan,
             )
+        elif isinstance(state, Meter):
+            need = (1, wants.priority > 0, wants.loan)
         else:
             assert isinstance(state, Node)
             need = (next(mode for key, mode in wants.holds if key == state.key), False, wants.loan)
@@ -124,6 +128,8 @@ class Waiting(Generic[OwnerT]):
         bay.count += 1
         entry.line = line
         line.parked[entry] = None
+        if isinstance(bay.state, Meter):
+            self._set_alarm(bay.state)
         label = self.ledger.label(bay.state, entry.wants)
         if label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, label)
@@ -230,6 +236,12 @@ class Waiting(Generic[OwnerT]):
         if deadline < self.wake_at:
             self.wake_at = deadline
 
+    def _set_alarm(self, meter: Meter[Lot[OwnerT]]) -> None:
+        """Whoever waits for this rate is woken by time."""
+        instant = self._deadlines.alarm(meter)
+        if instant < self.wake_at:
+            self.wake_at = instant
+
     def _watch_limit(self, flow: Flow[OwnerT]) -> None:
         if flow.limit != NEVER and not flow.timed:
             limit = self._deadlines.watch_limit(flow, len(self._flows))
@@ -249,7 +261,7 @@ class Waiting(Generic[OwnerT]):
         """A call got what waiters of other flows wait for who rank before it or below its class: they were passed."""
         flow = granted.flow
         klass = key[0]
-        for state in self.ledger.states(granted.wants):
+        for state in (*self.ledger.states(granted.wants), *granted.wants.meters):
             lot = state.lot
             if lot is None or not lot.count:
                 continue
@@ -345,6 +357,10 @@ class Waiting(Generic[OwnerT]):
                 lengths[key] = lengths.get(key, 0) + 1
         return lengths
 
+    def waiting_for(self, meter: Meter[Lot[OwnerT]]) -> int:
+        """How many are parked for a rate, and would go but for it."""
+        return meter.lot.count if meter.lot is not None else 0
+
     def statistics(self) -> dict[str, int]:
         """Counts: flows, running, parked, most parked at once, behind (backlogs), orphans, claimants, promotions,
         late events.
@@ -401,6 +417,11 @@ class Waiting(Generic[OwnerT]):
             assert node is not None and node.counts[mode] == count, f"{node} should be held by {count} in mode {mode}"
         assert self.ledger.counts()[1] == len({key for key, _ in nodes}), "a node is held by nobody"
         self._validate_loans(holders)
+        for entry in self._marks:
+            assert entry in holders, f"{entry} has marks and holds nothing"
+        for meter in self.ledger.meters.values():
+            pending = sum(meter is one for marks in self._marks.values() if not marks.begun for one, _ in marks.meters)
+            assert pending == meter.pace.pending or not meter.enforced, f"{meter} should have {pending} to begin"
 
     def _validate_loans(self, holders: list[Entry[OwnerT]]) -> None:
         lent: dict[tuple[Loan[Lot[OwnerT]], Pool[Lot[OwnerT]]], int] = {}

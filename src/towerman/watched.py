@@ -6,6 +6,9 @@ the calls would have waited at least, together: with the limit enforced they wou
 worked as long, so at no instant could fewer of them have been there, and all but `limit` of those there would wait.
 (Work behind a call that waits would start later still, so it is a lower bound, in permits times seconds.)
 
+A rate goes on as if each call started when the rate would have let it, one after the other: what this puts off is what
+they would have waited for it (first in, first out, which no order of serving betters in sum).
+
 House rules. The only ledger that knows a clock, and only for this. Numbers of limits that count for a run or a tenant
 are added up over all of them.
 
@@ -16,7 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from towerman.ledger import Ledger, LotT, Pool, Wants
+from towerman.ledger import Ledger, LotT, Marks, Pool, Wants
+from towerman.policy import told_rate
+from towerman.rates import MICRO
 
 
 class Watch:
@@ -42,6 +47,27 @@ class Watch:
         self.waited = 0.0
 
 
+class RateWatch:
+    """What one rate has seen.
+
+    Attributes:
+        rate: as declared, for people.
+        scope: whom it counts for.
+        started: calls that started before it would have let them.
+        waited: seconds that they would have waited for it together.
+        longest: the longest of these waits.
+    """
+
+    __slots__ = ("longest", "rate", "scope", "started", "waited")
+
+    def __init__(self, rate: str, scope: str) -> None:
+        self.rate = rate
+        self.scope = scope
+        self.started = 0
+        self.waited = 0.0
+        self.longest = 0.0
+
+
 class Watched(Ledger[LotT]):
     """A ledger that watches its limits.
 
@@ -50,17 +76,21 @@ class Watched(Ledger[LotT]):
 
     Attributes:
         limits: by name, what each limit has seen.
+        rates: by name, what each rate has seen.
         waiting: by tool name, calls that would have waited for some limit.
         refused: by tool name, calls that would have been refused, since their tool does not wait.
     """
 
-    __slots__ = ("_now", "_over", "limits", "refused", "waiting")
+    __slots__ = ("_full", "_last", "_now", "_over", "limits", "rates", "refused", "waiting")
 
     def __init__(self, now: Callable[[], float]) -> None:
         super().__init__()
         self._now = now
         self._over: dict[Pool[LotT], float] = {}  # limits that are over, and since when they were added up
+        self._last: dict[str, int] = {}  # by rate, the start that the last call would have had
+        self._full = False  # the call that is let in has found a limit full
         self.limits: dict[str, Watch] = {}
+        self.rates: dict[str, RateWatch] = {}
         self.waiting: dict[str, int] = {}
         self.refused: dict[str, int] = {}
 
@@ -81,9 +111,38 @@ class Watched(Ledger[LotT]):
             if pool.held > pool.declared - (0 if wants.priority > 0 else pool.reserve):
                 watch.started += 1
                 found_full = True
-        if found_full:
-            counts = self.waiting if wants.wait else self.refused
-            counts[wants.tool] = counts.get(wants.tool, 0) + 1
+        if wants.meters:
+            self._full = found_full
+        elif found_full:
+            self._count(wants)
+
+    def let_in(self, wants: Wants[LotT]) -> Marks[LotT]:
+        """As ever; of each rate it takes the start that it would have had."""
+        found_full, self._full = self._full, False
+        now = self.instant
+        for meter in wants.meters:
+            instant = max(meter.free_at(wants.priority), self._last.get(meter.key, 0))
+            self._last[meter.key] = instant
+            name = limit_name(meter.key.removeprefix("rate:"))
+            watch = self.rates.get(name)
+            if watch is None:
+                watch = self.rates[name] = RateWatch("", meter.scope)
+            numbers = meter.pace.numbers
+            watch.rate = told_rate(*numbers) if numbers is not None else "a pause"
+            meter.pace.let_in(instant)
+            meter.pace.begun(instant)
+            if instant > now:
+                found_full = True
+                watch.started += 1
+                watch.waited += (instant - now) / MICRO
+                watch.longest = max(watch.longest, (instant - now) / MICRO)
+        if found_full and wants.meters:
+            self._count(wants)
+        return Marks((), tuple((fuse, fuse.circuit.go()) for fuse in wants.fuses))
+
+    def _count(self, wants: Wants[LotT]) -> None:
+        counts = self.waiting if wants.wait else self.refused
+        counts[wants.tool] = counts.get(wants.tool, 0) + 1
 
     def give(self, wants: Wants[LotT]) -> None:
         """As ever, and watched."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Protocol, TypeVar, overload
 
-from towerman.calls import Access, Batch, Call, Hold, Outcome, Result
+from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
@@ -47,7 +47,8 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key, if it came with one.
+        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same in
+            each attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -73,12 +74,17 @@ class Context(Generic[DepsT]):
         self.index = job.index
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
-        self.attempt = 1
+        self.attempt = job.attempt
         self.idempotency_key = call.idempotency_key
         self.deadline = job.due
 
     async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """Answer calls that this call makes itself (nested calls), in its own run: one result each, in order.
 
@@ -89,13 +95,14 @@ class Context(Generic[DepsT]):
         Args:
             calls: as `Run.execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `Run.execute` takes it.
             on_result: sees each result as it is sealed.
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
             asyncio.CancelledError: this call was told to stop; the nested ones were sealed first.
         """
-        return await self._execute(calls, format=format, on_result=on_result)
+        return await self._execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     @property
     def cancelled(self) -> bool:
@@ -163,13 +170,15 @@ class Want(Wants[Lot[Owner]]):
     of: Tool
     shared: bool
 
-    def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]]) -> Want:
-        """The same with these permits more."""
+    def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]], base: Want) -> Want:
+        """The same with these permits more, and with the rates and breakers of another one of its tool and run."""
         other = self.with_holds(self.accesses, self.holds, self.labels)
         other.shared = self.shared
         other.permits = (*self.permits, *permits)
         other.pools = (*self.pools, *((ledger.pools[key], units) for key, units in permits))
         other.pool_states = tuple(pool for pool, _ in other.pools)
+        other.rates, other.breakers = base.rates, base.breakers
+        other.meters, other.fuses, other.marked = base.meters, base.fuses, base.marked
         return other
 
     def likeness(self, call: Call, keywords: Mapping[str, object]) -> Hashable | None:
@@ -198,6 +207,11 @@ class Want(Wants[Lot[Owner]]):
         other.accesses = accesses
         other.holds = holds
         other.labels = labels
+        other.rates = self.rates
+        other.breakers = self.breakers
+        other.meters = self.meters
+        other.fuses = self.fuses
+        other.marked = self.marked
         return other
 
 
@@ -214,6 +228,55 @@ class After:
     def __init__(self, value: object, encoded: Encoded) -> None:
         self.value = value
         self.encoded = encoded
+
+
+class Filed:
+    """What the journal knows a call by, and what it was told of it.
+
+    Attributes:
+        key: where the call's identity is stored; None: it has none.
+        digest: of its arguments.
+        token: of the start that its intent was written for.
+        begun: the intent is on the disk.
+        told: its outcome was handed to the journal, or came from there.
+        riders: the calls whose intents were written with its own, since they were merged into its run.
+    """
+
+    __slots__ = ("begun", "digest", "key", "riders", "told", "token")
+
+    def __init__(self, key: bytes | None, digest: bytes | None) -> None:
+        self.key = key
+        self.digest = digest
+        self.token = b""
+        self.begun = False
+        self.told = False
+        self.riders: tuple[Filed, ...] = ()
+
+
+class Join:
+    """A call that waits for the answer of the same call, which is at work elsewhere. It holds nothing.
+
+    Attributes:
+        work, index: which call it is.
+        since: when it began to wait.
+        due: when it waits no more.
+        ready: the plan would let it start.
+        stop: ends the waiting for that.
+    """
+
+    __slots__ = ("due", "index", "ready", "since", "stop", "work")
+
+    def __init__(self, work: Work, index: int, since: float, due: float) -> None:
+        self.work = work
+        self.index = index
+        self.since = since
+        self.due = due
+        self.ready = False
+        self.stop: Callable[[], object] = _nothing
+
+
+def _nothing() -> None:
+    return
 
 
 class Job:
@@ -233,6 +296,14 @@ class Job:
     ticket: Ticket | None = None
     why: Code | None = None
     reason = ""
+    # Of calls whose tool has `retry`.
+    attempt = 1
+    again: Again | None = None
+    keywords: dict[str, object] | None = None
+    note = ""
+    # While the journal is told of it: that it is to start, or what it came to.
+    intending = False
+    outcome: Result | None = None
 
     def __init__(self, work: Work, index: int, entry: Slot, tool: Tool, granted: float, due: float) -> None:
         self.work = work
@@ -241,6 +312,85 @@ class Job:
         self.tool = tool
         self.granted = granted
         self.due = due
+
+
+class Failed(NamedTuple):
+    """What an attempt came to that has no ordinary answer."""
+
+    outcome: Outcome
+    code: Code
+    message: str
+    applied: Applied
+    error: BaseException | None
+    retry_after: float | None
+
+    def __repr__(self) -> str:
+        return f"Failed({self.outcome!r}, {self.code!r}, applied={self.applied!r})"
+
+
+class Again:
+    """A call that is tried again: what its attempts have come to so far.
+
+    Attributes:
+        work, index: whose it is.
+        attempts: so many were started.
+        failed: what the last of them came to.
+        job: the last of them.
+        applied: whether the effect took place in one of them.
+        waited, ran: seconds in the queue and at work, all of them together.
+        waited_for: what blocked them, first to last.
+        stretches: for each of them when it was handed in, started and ended; of the last one perhaps no start.
+        due: the instant of the next attempt while the call rests.
+        resting: it waits for that instant, and holds nothing.
+    """
+
+    __slots__ = (
+        "applied",
+        "attempts",
+        "due",
+        "failed",
+        "index",
+        "job",
+        "ran",
+        "resting",
+        "stretches",
+        "waited",
+        "waited_for",
+        "work",
+    )
+
+    failed: Failed
+    job: Job
+    due: float
+
+    def __init__(self, work: Work, index: int) -> None:
+        self.work = work
+        self.index = index
+        self.attempts = 0
+        self.applied: Applied = "no"
+        self.waited = self.ran = 0.0
+        self.waited_for: tuple[str, ...] = ()
+        self.stretches: list[tuple[float, float | None, float]] = []
+        self.resting = False
+
+    def __lt__(self, other: Again) -> bool:
+        """Who is due first is tried first; it does not matter who of two that are due at once."""
+        return self.due < other.due
+
+    def add(self, job: Job, waited: float, ran: float, now: float) -> None:
+        """One more attempt has ended."""
+        entry = job.entry
+        self.job = job
+        job.keywords = None
+        self.attempts = job.attempt
+        self.waited += waited
+        self.ran += ran
+        self.waited_for = tuple(dict.fromkeys((*self.waited_for, *entry.blocked_by)))
+        self.stretches.append((now - ran - waited, now - ran, now))
+
+    def forget(self) -> None:
+        """The call is sealed: what was raised, and the frames that hang on it, need not be kept."""
+        del self.job, self.failed
 
 
 CALLER: Final[contextvars.ContextVar[Job | None]] = contextvars.ContextVar("towerman_caller", default=None)
@@ -333,8 +483,11 @@ class Work:
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
         groups: by index, the calls that one run may answer together; None where there are none.
+        again: by index, the calls that are tried more than once; None where there are none.
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
+        filed: by index, what the journal knows calls by; None where there is no journal.
+        joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
@@ -344,16 +497,19 @@ class Work:
     """
 
     __slots__ = (
+        "again",
         "batch",
         "calls",
         "closing",
         "context",
         "ended",
         "error",
+        "filed",
         "generation",
         "given_up",
         "groups",
         "jobs",
+        "joins",
         "keywords",
         "left",
         "notice",
@@ -395,8 +551,11 @@ class Work:
         self.plan = NO_PLAN
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
+        self.again: dict[int, Again] | None = None
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
+        self.filed: dict[int, Filed] | None = None
+        self.joins: dict[int, Join] | None = None
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
@@ -453,6 +612,24 @@ class BatchResult(Sequence[Result]):
         """Every call answered."""
         return all(result.ok for result in self._results)
 
+    @property
+    def end_turn(self) -> bool:
+        """A limit refused a call whose tool says `on_refusal="end_turn"`: the host is to end the turn here.
+
+        Refused means not started, for a reason about which the model can do nothing for now: a busy limit, a full
+        queue, a wait or a run that is over, a rate, an open circuit, a circle of waits. Mistakes of the model, missing
+        permission, and calls that were cancelled or whose handler failed are told to the model as ever.
+        """
+        from towerman.sealing import ENDS_TURN
+
+        tools = self._work.tools
+        for result in self._results:
+            if not result.started and result.code in ENDS_TURN:
+                tool = tools[result.index]
+                if tool is not None and tool.policy.on_refusal == "end_turn":
+                    return True
+        return False
+
     def messages(self, format: str | None = None) -> list[dict[str, object]]:
         """The results as the provider takes them, without the assistant message.
 
@@ -495,12 +672,21 @@ class BatchResult(Sequence[Result]):
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
             source = result.shared_with
-            started = sealed - result.ran if result.started and source is None else None
+            ran = result.started and source is None and not result.replayed
+            started = sealed - result.ran if ran else None
             queued = (
                 (started if started is not None else sealed) - result.waited
                 if started is not None or result.waited
                 else None
             )
+            attempts: tuple[tuple[float, float | None, float], ...] = ()
+            if work.again is not None and result.index in work.again:
+                began = work.started_at
+                attempts = tuple(
+                    (came - began, start - began if start is not None else None, end - began)
+                    for came, start, end in work.again[result.index].stretches
+                )
+                queued, started = attempts[0][:2]
             ended = work.ended.get(result.index if source is None else source)
             spans.append(
                 Span(
@@ -516,6 +702,7 @@ class BatchResult(Sequence[Result]):
                     still_running=result.still_running and ended is None,
                     shared_with=source,
                     tokens=tokens[result.index],
+                    attempts=attempts,
                 )
             )
         return spans

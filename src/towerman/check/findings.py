@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from towerman.check.parts import SEVERITIES, Finding, listed
-from towerman.policy import Pool, TowerPolicy
+from towerman.policy import Pool, TowerPolicy, shown
 from towerman.tools import Tool
 
 _SIMILAR: Final = 0.85
@@ -280,6 +280,32 @@ def _threads(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _retries(declared: Declared) -> Iterator[Finding]:
+    for tool in declared.tools:
+        retry = tool.retry
+        if retry is None:
+            continue
+        if tool.in_thread and tool.address is None and issubclass(TimeoutError, retry.retry_on):
+            yield Finding(
+                "note",
+                "timeout_not_retried",
+                f"tool {tool.name}",
+                "It runs on a thread, which cannot be stopped: a call of it that runs out of time goes on after its "
+                "result, so it is not tried again. What it raises itself is.",
+                "a timeout inside the handler, or run_in='process' where it computes",
+            )
+        most = declared.deadline
+        if most is not None and tool.timeout <= most < tool.timeout * retry.max_attempts:
+            yield Finding(
+                "note",
+                "attempts_above_deadline",
+                f"tool {tool.name}",
+                f"It may be tried {shown(retry.max_attempts)} times for {tool.timeout:g} s each, and a run lasts "
+                f"{most:g} s: there may be no time for the last attempts.",
+                "a shorter timeout=, or fewer attempts",
+            )
+
+
 def _times(declared: Declared) -> Iterator[Finding]:
     deadline = declared.deadline
     if deadline is None:
@@ -371,4 +397,4 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
-_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _families, _broad)
+_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _retries, _families, _broad)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from towerman.cli.journal import journal_app
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
@@ -43,6 +44,8 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(journal_app)
 
 _EXIT_CODES = (
     "Exit code 0: all is well. 1: it ran and something was not ok. "
@@ -417,6 +420,7 @@ def _span_as_dict(span: Span) -> dict[str, object]:
         "waited_for": list(span.waited_for),
         "still_running": span.still_running,
         "tokens": span.tokens,
+        "attempts": [list(attempt) for attempt in span.attempts],
     }
 
 

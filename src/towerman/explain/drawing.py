@@ -38,18 +38,22 @@ svg{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif
 .bad{fill:var(--badcard);stroke:var(--bad)}text{fill:var(--ink)}.head{font-size:15px;font-weight:600}
 .group{font-size:13px;font-weight:600}.name{font-size:13px;font-weight:600}.soft{fill:var(--soft)}.code{fill:var(--bad)}
 .arrow{fill:none;stroke-width:1.6;opacity:.85}.needs{stroke:var(--needs)}.resource{stroke:var(--resource)}
-.order{stroke:var(--order)}.pool{stroke:var(--pool);stroke-dasharray:5 4}.implied{opacity:.22}
-.tshared{fill:var(--pool);font-style:italic}.tneeds{fill:var(--needs)}.tresource{fill:var(--resource)}.torder{fill:var(--order)}.tpool{fill:var(--pool)}
+.order{stroke:var(--order)}.pool,.rate{stroke:var(--pool);stroke-dasharray:5 4}.implied{opacity:.22}
+.tshared{fill:var(--pool);font-style:italic}.tneeds{fill:var(--needs)}.tresource{fill:var(--resource)}.torder{fill:var(--order)}.tpool,.trate{fill:var(--pool)}
 """.strip()
 
 # Two reasons between the same two cards do not hide each other.
-_SHIFT: Final[dict[EdgeKind, int]] = {"needs": -7, "resource": 0, "order": 7, "pool": 7}
+_SHIFT: Final[dict[EdgeKind, int]] = {"needs": -7, "resource": 0, "order": 7, "pool": 7, "rate": 7}
+
+_SOFT: Final = ("pool", "rate")
+"""Reasons that depend on how long calls last."""
 
 _LEGEND: Final[dict[EdgeKind, str]] = {
     "needs": "needs the result",
     "resource": "same resource",
     "order": "order of the run",
     "pool": "waits for a place",
+    "rate": "waits for a rate",
 }
 
 
@@ -156,7 +160,7 @@ def _implied(arrows: Sequence[Edge], rows: Sequence[Sequence[int]]) -> set[int]:
     """Places of arrows that follow from others, since these lead to the same call by a way round."""
     before: dict[int, list[int]] = {}
     for edge in arrows:
-        if edge.kind != "pool":
+        if edge.kind not in _SOFT:
             before.setdefault(edge.after, []).append(edge.before)
     behind: dict[int, set[int]] = {}
     for row in rows:
@@ -166,7 +170,7 @@ def _implied(arrows: Sequence[Edge], rows: Sequence[Sequence[int]]) -> set[int]:
     return {
         number
         for number, edge in enumerate(arrows)
-        if edge.kind != "pool" and any(edge.before in behind[one] for one in before[edge.after])
+        if edge.kind not in _SOFT and any(edge.before in behind[one] for one in before[edge.after])
     }
 
 

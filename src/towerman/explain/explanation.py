@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from towerman.explain.drawing import draw
-from towerman.explain.parts import Edge, Limit, PlannedCall, RefusedCall
+from towerman.explain.parts import Edge, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.explain.telling import tell
 
 
@@ -19,9 +19,13 @@ class Explanation:
             one before has ended. With other durations calls of different groups overlap too, where no edge joins them.
             A call that the run of another one would answer stands in the group of that one.
         edges: who waits for whom and why. `needs`, `resource` and `order` hold whatever the durations are; `pool` says
-            whose place a call gets when all last equally long.
+            whose place a call gets when all last equally long, `rate` whose start must be so long ago.
         refused: those that would not start, in emitted order.
         limits: what the calls take permits of.
+        rates: rate limits in which they count. A call that a rate holds back stands in a later group; how long it waits
+            is told by `rate_seconds`.
+        rate_seconds: for how long rates alone would keep the last of the calls waiting, in seconds, if calls took no
+            time.
         critical_path: the longest chain of calls each of which waits for the one before, whatever the limits. No
             batch is done before these have run one after another.
         notice: what the model would be told about the batch as a whole, or None.
@@ -34,6 +38,8 @@ class Explanation:
     edges: tuple[Edge, ...] = ()
     refused: tuple[RefusedCall, ...] = ()
     limits: tuple[Limit, ...] = ()
+    rates: tuple[RateInForce, ...] = ()
+    rate_seconds: float = 0.0
     critical_path: tuple[int, ...] = ()
     notice: str | None = None
     complete: bool = True
@@ -89,6 +95,10 @@ class Explanation:
                 {"name": one.name, "permits": one.permits, "scope": one.scope, "enforced": one.enforced}
                 for one in self.limits
             ],
+            "rates": [
+                {"name": one.name, "rate": one.rate, "scope": one.scope, "enforced": one.enforced} for one in self.rates
+            ],
+            "rate_seconds": self.rate_seconds,
             "critical_path": list(self.critical_path),
             "notice": self.notice,
             "complete": self.complete,
@@ -99,7 +109,17 @@ class Explanation:
         return draw(self.calls, self.groups, self.edges, self.refused, self.critical_path)
 
     def __str__(self) -> str:
-        return tell(self.calls, self.groups, self.edges, self.refused, self.limits, self.critical_path, self.complete)
+        return tell(
+            self.calls,
+            self.groups,
+            self.edges,
+            self.refused,
+            self.limits,
+            self.rates,
+            self.rate_seconds,
+            self.critical_path,
+            self.complete,
+        )
 
     def __repr__(self) -> str:
         return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused)"

@@ -14,8 +14,8 @@ from towerman.lots import Lot
 MAX_EDGES: Final = 10_000
 """Most edges that are told; what is left out changes no group."""
 
-EdgeKind = Literal["needs", "resource", "order", "pool"]
-"""Asked for; two calls touch one resource; a tool that runs alone and in order; a limit is full."""
+EdgeKind = Literal["needs", "resource", "order", "pool", "rate"]
+"""Asked for; two calls touch one resource; a tool that runs alone and in order; a limit is full; a rate is used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,9 @@ class Edge:
     Args:
         before: index of the call that goes first.
         after: index of the call that waits for it.
-        kind: `needs`, `resource`, `order` or `pool`.
-        why: what joins the two: `needs`, `resource ticket:{ticket_id}`, `order of the run`, `pool crm (limit 2)`.
+        kind: `needs`, `resource`, `order`, `pool` or `rate`.
+        why: what joins the two: `needs`, `resource ticket:{ticket_id}`, `order of the run`, `pool crm (limit 2)`,
+            `rate of tool search (10/s)`.
         detail: what the two do to the resource, for example `write, then read`; else empty.
     """
 
@@ -104,6 +105,23 @@ class Limit:
 
     name: str
     permits: int
+    scope: str
+    enforced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RateInForce:
+    """A rate limit in which calls of the batch count.
+
+    Args:
+        name: `tool:NAME`, or a pool's name.
+        rate: how many starts in how long: `10/s`.
+        scope: whom it counts for: `process`, `run` or `tenant`.
+        enforced: False with mode="observe": it holds nobody back.
+    """
+
+    name: str
+    rate: str
     scope: str
     enforced: bool
 

@@ -10,11 +10,21 @@ from towerman import sealing
 from towerman.calls import COMPATIBLE, IX, ROOT, Outcome, X
 from towerman.errors import Code
 from towerman.explain.explanation import Explanation
-from towerman.explain.parts import MAX_EDGES, Edge, EdgeKind, Limit, PlannedCall, RefusedCall, Seen
-from towerman.gate import GRANTED, Entry, Flow, Gate, Offer
-from towerman.ledger import UNLIMITED, Pool, Wants
+from towerman.explain.parts import (
+    MAX_EDGES,
+    Edge,
+    EdgeKind,
+    Limit,
+    PlannedCall,
+    RateInForce,
+    RefusedCall,
+    Seen,
+)
+from towerman.gate import GRANTED, NEVER, Entry, Flow, Gate, Offer
+from towerman.ledger import UNLIMITED, Meter, Pool, Wants
 from towerman.lots import Lot
 from towerman.plan import Plan, PlanRefused
+from towerman.policy import told_rate
 from towerman.watched import limit_name
 
 
@@ -67,6 +77,8 @@ def explain(
         edges=tuple(edges),
         refused=tuple(rounds.refused[index] for index in sorted(rounds.refused)),
         limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
+        rates=_rates([one.wants for index, one in enumerate(calls) if index in group_of]),
+        rate_seconds=round(rounds.waited, 6),
         critical_path=_longest_chain(_plan(calls, needs), group_of, shared),
         notice=notice,
         complete=len(hard) <= MAX_EDGES,
@@ -89,6 +101,7 @@ class _Rounds:
         refused: by index.
         pool_edges: whose place a call gets that waited for a limit.
         shared: by index, the call whose run answers it too.
+        waited: how long rates alone have kept calls waiting, in seconds.
     """
 
     def __init__(self, calls: Sequence[Seen], plan: Plan, gate: Gate[int], flow: Flow[int], now: float) -> None:
@@ -96,6 +109,8 @@ class _Rounds:
         self.refused: dict[int, RefusedCall] = {}
         self.pool_edges: list[Edge] = []
         self.shared: dict[int, int] = {}
+        self.waited = 0.0
+        self._since = now
         self._leaders: dict[int, int] = {}  # by the first member of a group of the plan, the one that has run
         self._first = {index: members[0] for members in plan.groups for index in members}
         self._calls = calls
@@ -106,6 +121,7 @@ class _Rounds:
         self._ready: dict[int, Wants[Lot[int]]] = {}  # told as ready and not decided
         self._blocked: dict[int, str] = {}  # of these, who has waited for a limit since the last round, and which
         self._granted: list[Entry[int]] = []
+        self._last: dict[Meter[Lot[int]], list[int]] = {}  # who has started, by the rate that it counts in
         self._decided: deque[tuple[Entry[int], int | None]] = deque()  # with the call whose end has led to it
 
     def go(self) -> None:
@@ -118,7 +134,7 @@ class _Rounds:
             self._offer(self._follow(index, ok=False))
         self._offer(plan.start())
         self._carry_out()
-        while self._granted:
+        while self._granted or self._wait_for_a_rate():
             running, self._granted = self._granted, []
             self.groups.append([entry.owner for entry in running])
             self._look_who_waits()
@@ -129,6 +145,14 @@ class _Rounds:
                 decided = self._gate.finish(entry, self._now, offers, plan.key)
                 self._decided += [(one, entry.owner) for one in decided]
                 self._carry_out()
+
+    def _wait_for_a_rate(self) -> bool:
+        """Nothing is at work: let the time pass that lets somebody start; is there such a time?"""
+        while self._ready and not self._granted and self._gate.wake_at < NEVER:
+            self._now = max(self._now, self._gate.wake_at)
+            self._decided += [(entry, None) for entry in self._gate.tick(self._now)]
+            self._carry_out()
+        return bool(self._granted)
 
     def _follow(self, index: int, *, ok: bool) -> list[int]:
         """A call has its result and its work has ended: who is ready, once those are refused that needed it in vain."""
@@ -180,14 +204,31 @@ class _Rounds:
             limit = self._blocked.pop(index, None)
             if entry.status == GRANTED:
                 self._granted.append(entry)
+                self._begin(entry)
                 if limit is not None and freed_by is not None:
                     self.pool_edges.append(Edge(freed_by, index, "pool", limit))
             else:
                 code, blocker = entry.rejection.code, entry.rejection.blocker
                 never = code == "concurrency_limit" and self._gate.ledger.hopeless(entry.wants) is not None
-                message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
+                left = entry.rejection.retry_after
+                message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
                 self._refuse(index, "rejected", code, message)
                 self._offer(self._follow(index, ok=False), freed_by)
+
+    def _begin(self, entry: Entry[int]) -> None:
+        """It starts, and counts in its rates; one that they held back waits for the start that makes room for it."""
+        self._gate.begun(entry, self._now)
+        self.waited = self._now - self._since
+        for meter in entry.wants.meters:
+            before = self._last.setdefault(meter, [])
+            numbers = meter.pace.numbers
+            if meter.label in entry.blocked_by and numbers is not None:
+                limit, _, burst, reserve = numbers
+                room = (burst or limit) - (0 if entry.wants.priority > 0 else reserve)
+                if len(before) >= room:
+                    why = f"{meter.label} ({told_rate(*numbers)})"
+                    self.pool_edges.append(Edge(before[-room if burst is None else -1], entry.owner, "rate", why))
+            before.append(entry.owner)
 
     def _look_who_waits(self) -> None:
         """Who is ready and was not let in. Within a run only a limit can be the reason: the plan keeps the order."""
@@ -268,6 +309,18 @@ def _longest_chain(plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int
 
 def _permits(wants: Wants[Lot[int]]) -> dict[str, int]:
     return {limit_name(pool.key): units for pool, units in wants.pools}
+
+
+def _rates(wants: Iterable[Wants[Lot[int]] | None]) -> tuple[RateInForce, ...]:
+    """The rate limits in which these calls count."""
+    meters = dict.fromkeys(meter for one in wants if one is not None for meter in one.meters)
+    return tuple(
+        RateInForce(
+            limit_name(meter.key.removeprefix("rate:")), told_rate(*meter.pace.numbers), meter.scope, meter.enforced
+        )
+        for meter in meters
+        if meter.pace.numbers is not None
+    )
 
 
 def _limits(gate: Gate[int], wants: Iterable[Wants[Lot[int]] | None]) -> tuple[Limit, ...]:

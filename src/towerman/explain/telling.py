@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RefusedCall
+from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.timeline import printable
 
 INDEPENDENT: Final = "independent"
@@ -20,6 +20,8 @@ def tell(
     edges: Sequence[Edge],
     refused: Sequence[RefusedCall],
     limits: Sequence[Limit],
+    rates: Sequence[RateInForce],
+    rate_seconds: float,
     chain: Sequence[int],
     complete: bool,
 ) -> str:
@@ -50,6 +52,11 @@ def tell(
     if limits:
         told = ", ".join(f"{one.name} {one.permits}{'' if one.enforced else ' (observed only)'}" for one in limits)
         lines += ["", f"limits: {told}"]
+    if rates:
+        told = ", ".join(f"{one.name} {one.rate}{'' if one.enforced else ' (observed only)'}" for one in rates)
+        lines.append(f"rates: {told}")
+        if rate_seconds:
+            lines.append(f"the rates alone keep the last call waiting for {rate_seconds:g} s")
     if not complete:
         lines += ["", "There are more reasons to wait than are listed here; the groups take all of them into account."]
     if len(groups) > 1:

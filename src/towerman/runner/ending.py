@@ -20,8 +20,9 @@ from typing import Final, cast
 
 from towerman import sealing
 from towerman.bounds import Encoded, EncodingError
+from towerman.breaker import Verdict
 from towerman.calls import Applied, Outcome
-from towerman.errors import Code
+from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
 from towerman.runner.offering import belongs, count_orphan
@@ -30,16 +31,21 @@ from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
 
+LIMITED: Final = (RateLimited, ExceptionGroup)
+"""What may say that a service refuses further calls."""
+
+USUAL_PAUSE: Final = 1.0
+"""Seconds for which a tool pauses whose service asked for it and did not say how long."""
+
+MOST_PAUSE: Final = 3600.0
+"""Seconds for which it pauses at most, whatever the service said."""
+
 NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
 class Ending(Oversized):
     """The ends of one loop's calls."""
-
-    def _end_nested(self, job: Job) -> None:
-        """A call has ended: so do the calls that it has made."""
-        raise NotImplementedError  # pragma: no cover - the shell's
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
@@ -85,11 +91,20 @@ class Ending(Oversized):
         goes_on = False
         if job is not None:
             job.sealed = True
-            goes_on = not ended and not self._called_off(job)
+            goes_on = not ended and job.outcome is None and not self._called_off(job)
+            if job.outcome is not None and work.results[index] is None:
+                self._seal(work, index, job.outcome, core.now())
         if work.results[index] is None:
-            tool, started = work.tools[index], ended or goes_on
+            tool, started, attempts = work.tools[index], ended or goes_on, 1
+            again = work.again.get(index) if work.again is not None else None
+            if again is not None:
+                self._up(again)
+                # A fault may come between the count of an attempt and its end.
+                attempts = max(again.attempts, job.attempt if job is not None and started else 1)
+                started = True
             applied: Applied = "unknown" if started and (tool is None or not tool.effect_free) else "no"
-            result = sealing.faulty(index, work.calls[index], started, applied, still_running=goes_on)
+            call = work.calls[index]
+            result = sealing.faulty(index, call, started, applied, still_running=goes_on, attempts=attempts)
             self._seal(work, index, result, core.now())
         try:
             if goes_on:
@@ -130,22 +145,29 @@ class Ending(Oversized):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if job.entry.wants.fuses:
+            self._tell_fuses(job, error, now)
+        if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
+            self._hear_limit(job, error)  # which may end this batch, so it comes before the seal
         if job.sealed:
             self._late(job, error, now)
             self._keep_letter(job, value, error, encoded, now)
         else:
             job.sealed = True
             del work.jobs[index]
-            if job.why is not None and (error is None or exit_in(error) is None):
-                self._seal_stopped(job, now, still_running=False)
-                self._keep_letter(job, value, error, encoded, now)
-            elif error is None:
+            if error is None and job.why is None:
                 assert encoded is not None, "it was encoded before"
                 self._seal_value(job, value, encoded, now)
             else:
-                self._seal_error(job, error, now)
+                if job.tool.retry is not None and self._try_again(job, error, now):
+                    return
+                if job.why is not None and (error is None or exit_in(error) is None):
+                    self._seal_stopped(job, now, still_running=False)
+                    self._keep_letter(job, value, error, encoded, now)
+                elif error is not None:
+                    self._seal_error(job, error, now)
         gate = core.gate
-        if work.plan.trivial:
+        if work.plan.trivial or job.outcome is not None:  # the plan is told once the outcome is written down
             with core.lock:
                 job.ended = True
                 decided = gate.finish(job.entry, now)
@@ -175,10 +197,35 @@ class Ending(Oversized):
             due = self._due() if core.crowded else gate.wake_at
             if due < self._timer_at:
                 self._arm(due)
-        elif decided or notes:
+        elif decided or notes or gate.wake_at < self._timer_at:
             self._take(decided, notes)
         if not work.left and work.waiters:
             self._hand_on(work)
+
+    def _tell_fuses(self, job: Job, error: BaseException | None, now: float) -> None:
+        """How a call came back, for its circuit breakers."""
+        with self.core.lock:
+            decided = self.core.gate.verdict(job.entry, verdict_of(job.why, error), now)
+            notes = self._notes()
+        self._take(decided, notes)
+
+    def _rate_limited(self, job: Job, seconds: float | None) -> None:
+        """A handler was told by its service to slow down: so are all calls that count in the rates of its tool (R-122).
+
+        Args:
+            job: whose handler said so.
+            seconds: for how long; None: it did not say.
+        """
+        core = self.core
+        pause = min(USUAL_PAUSE if seconds is None else max(0.0, seconds), MOST_PAUSE)
+        with core.lock:
+            meters = job.entry.wants.meters
+            if not meters:
+                core.pause(job.tool.name)
+                meters = tuple(one for one in [core.gate.ledger.meters.get(f"rate:tool:{job.tool.name}")] if one)
+            decided = core.gate.pause(meters, pause, core.now())
+            notes = self._notes()
+        self._take(decided, notes)
 
     def _late(self, job: Job, error: BaseException | None, now: float) -> None:
         """An orphan has ended: what it brings is dropped and counted."""
@@ -207,8 +254,11 @@ class Ending(Oversized):
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
-            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never)
-            self._refuse(work, index, code, message, waited=waited, waited_for=waited_for, never=never)
+            left = entry.rejection.retry_after
+            message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
+            self._refuse(
+                work, index, code, message, waited=waited, waited_for=waited_for, never=never, retry_after=left
+            )
         self._settle(work, index, False)
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
@@ -295,20 +345,29 @@ class Ending(Oversized):
         core = self.core
         turn = core.now() + intake.SLICE
         for index in range(start, len(work.calls)):
-            if work.results[index] is None and index not in work.jobs:
-                try:
-                    if work.groups is None or not self._tied(work, index):
-                        self._seal_closed(work, index)
-                except Exception as fault:
-                    self._seal_plain(work, index, fault)
+            self._seal_open(work, index)
+            if work.again is not None and work.groups is not None and index in work.again:
+                group = work.groups.get(index)
+                if group is not None and group.source == index:
+                    for one in group.inside:  # who hung on what its last attempt came to
+                        self._seal_open(work, one)
             if not index & 15 and core.now() > turn:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
         self._hand_on(work)
 
+    def _seal_open(self, work: Work, index: int) -> None:
+        """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
+        if work.results[index] is None and index not in work.jobs:
+            try:
+                if work.groups is None or not self._tied(work, index):
+                    self._seal_closed(work, index)
+            except Exception as fault:
+                self._seal_plain(work, index, fault)
+
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
-        if job.why is not None or job.sealed:
+        if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
             if job.after is not None:  # its handler has returned: the value is its answer, in whatever form
@@ -372,6 +431,8 @@ class Ending(Oversized):
         job.sealed = True
         work.jobs.pop(index, None)
         self._seal_stopped(job, now, still_running=True)
+        if job.entry.wants.fuses:
+            self._tell_fuses(job, None, now)
         with core.lock:
             if core.policy.on_orphan == "hold":
                 decided = core.gate.orphan(job.entry, now)
@@ -420,6 +481,10 @@ class Ending(Oversized):
             self._get_off(work, index, reason)
             self._settle(work, index, False)
             return
+        if work.again is not None and index in work.again and work.again[index].resting:
+            self._refuse(work, index, "cancelled", f"Not started: {reason}.", "cancelled")
+            self._settle(work, index, False)
+            return
         core = self.core
         now = core.now()
         waited, waited_for = 0.0, work.waited_for.get(index, ())
@@ -439,6 +504,23 @@ class Ending(Oversized):
         self._refuse(work, index, "cancelled", message, "cancelled", waited=waited, waited_for=waited_for)
         self._take(decided, notes)
         self._settle(work, index, False)
+
+
+def verdict_of(why: Code | None, error: BaseException | None) -> Verdict:
+    """What the end of a call says of whatever is behind its tool: `why` it was told to stop, what it raised.
+
+    A `ToolError` is an answer; a request to slow down is for the rate. What was cancelled says nothing.
+    """
+    if why is not None:
+        return "failed" if why == "handler_timeout" else "nothing"
+    if error is None or isinstance(error, ToolError):
+        return "well"
+    if isinstance(error, RateLimited):
+        return "nothing"
+    if isinstance(error, BaseExceptionGroup):
+        leaves = {verdict_of(None, one) for one in error.exceptions}
+        return next((verdict for verdict in ("failed", "nothing") if verdict in leaves), "well")
+    return "failed" if isinstance(error, Exception) else "nothing"
 
 
 def _urgency(owner: Owner) -> tuple[float, int, int]:

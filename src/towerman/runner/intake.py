@@ -45,8 +45,16 @@ class Intake(Sealer):
         """If every call is sealed, wake whoever waits for that."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    async def _recall(self, work: Work) -> None:
+        """Ask the journal which calls were begun before, and answer those that were."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
+        raise NotImplementedError  # pragma: no cover - sharing's
+
+    def _answer(self, work: Work, ready: Iterable[int]) -> list[int]:
+        """Answer what needs no run of its own; returns the rest."""
         raise NotImplementedError  # pragma: no cover - sharing's
 
     def _gather_groups(self, work: Work) -> None:
@@ -96,6 +104,10 @@ class Intake(Sealer):
             alike = await self._alike(work)
             if work.closing is not None:
                 return
+        if core.journal is not None:
+            await self._recall(work)
+            if work.closing is not None:
+                return
         if needs is not None or any_holds or alike is not None:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
@@ -133,8 +145,12 @@ class Intake(Sealer):
                     self._tell(work, index, "waiting", waiting_for=waits[0])
         for index, result in enumerate(work.results):
             if result is not None:
-                self._settle_in_plan(work, index, False)
-        self._offer_ready(work, plan.start())
+                self._settle_in_plan(work, index, result.ok)
+        ready: Iterable[int] = plan.start()
+        if work.groups is not None:  # what the journal has answered may answer others
+            ready = self._answer(work, ready)
+        if work.closing is None:
+            self._offer_ready(work, ready)
         self._hand_on(work)
 
     def _check(self, work: Work, index: int) -> Want | None:

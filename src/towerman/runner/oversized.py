@@ -26,7 +26,7 @@ from towerman.calls import Result, with_content
 from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.policy import TowerPolicy
-from towerman.runner.offering import Offering
+from towerman.runner.repeating import Repeating
 from towerman.sealing import Bounded
 from towerman.threads import Port, Ticket, Workers
 from towerman.tools import Tool
@@ -44,7 +44,7 @@ NOTE_BYTES: Final = 256
 """Bytes that a result has at least where others go first: enough to say where the whole is."""
 
 
-class Oversized(Offering):
+class Oversized(Repeating):
     """What becomes of one loop's values that do not fit."""
 
     def __init__(self, core: Core, loop: asyncio.AbstractEventLoop, look: Callable[[], None]) -> None:
@@ -279,7 +279,7 @@ class Oversized(Offering):
 
     def _too_late(self, job: Job, encoded: Encoded | EncodingError | None) -> None:
         """A thread has ended whose call was sealed without it: nobody was told of what it kept."""
-        result = job.work.results[job.index]
+        result = job.work.results[job.index] or job.outcome
         if (
             isinstance(encoded, Bounded)
             and encoded.handle is not None

@@ -95,6 +95,8 @@ class Sharing(Intake):
         group, want = work.groups.get(index), work.wants[index]
         if group is None or not group.merged or want is None:
             return keywords
+        if work.again is not None and index in work.again:  # it was joined for its first attempt
+            return keywords
         tool = want.of
         group.source, group.inside, group.note = -1, frozenset(), ""
         others = [one for one in _open(work, group) if one != index]
@@ -133,7 +135,7 @@ class Sharing(Intake):
         merge = tool.policy.merge
         assert merge is not None, "a group of calls that are merged"
         try:
-            given = [_copy_of(work.keywords[index] or {}) for index in indexes]
+            given = [copy_of(work.keywords[index] or {}) for index in indexes]
         except Exception:
             raise _Unmerged("the arguments of its calls cannot be copied") from None
         made: object = merge(given)
@@ -292,6 +294,6 @@ class _Unmerged(Exception):
     """Why a merge function is of no use; the text names no argument."""
 
 
-def _copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
+def copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
     """A copy in which a function may do what it likes."""
     return {name: value if type(value) in _FROZEN else deepcopy(value) for name, value in keywords.items()}

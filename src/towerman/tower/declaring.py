@@ -23,10 +23,15 @@ from towerman.gate import GRANTED
 from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
+    Breaker,
     Declared,
     Merge,
+    OnDuplicate,
+    OnRefusal,
     Pool,
     Preset,
+    Rate,
+    Retry,
     RunIn,
     TowerPolicy,
     WhenBusy,
@@ -142,13 +147,17 @@ class Declaring:
         only_call: bool | None = None,
         read_only: bool | None = None,
         idempotent: bool | None = None,
+        retry: int | Retry | None = None,
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
+        rate: str | Rate | Mapping[str, float] | None = None,
+        breaker: bool | Breaker | Mapping[str, float] | None = None,
         timeout: float | None = None,
         max_wait: float | None = None,
         max_queued: int | None = None,
         when_busy: WhenBusy | None = None,
+        on_refusal: OnRefusal | None = None,
         preset: Preset | None = None,
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
@@ -158,6 +167,7 @@ class Declaring:
         merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
+        on_duplicate: OnDuplicate | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -177,13 +187,20 @@ class Declaring:
             only_call: may not share a batch with other calls.
             read_only: no side effect; default: True for a tool that only reads.
             idempotent: repeating it is harmless.
+            retry: attempts in all, or a `Retry`: a call that fails for a reason that may pass is tried again, admitted
+                anew each time. Only with `read_only` or `idempotent`; each attempt gets the same idempotency key.
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
+            rate: how many of its calls may start in how long, in this process: "10/s", "100/min", "3/5s" (no window of
+                that length holds more starts), or `Rate`.
+            breaker: refuse its calls for a while when they keep failing: `Breaker`, or True for the usual numbers.
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
             when_busy: "wait" or "reject".
+            on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
+                result, or "end_turn": `BatchResult.end_turn` is set.
             preset: "read" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
@@ -202,6 +219,8 @@ class Declaring:
             run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
                 is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
+            on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
+                its answer, "conflict" is refused; default: the tower's.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.

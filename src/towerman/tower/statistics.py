@@ -31,11 +31,82 @@ class PoolStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class RateStatistics:
+    """One rate limit at one instant.
+
+    Args:
+        rate: as declared, for example `10/s`; None where there is only a pause that its service asked for.
+        started: calls that it has let start, all told.
+        queued: calls that wait for it and have everything else that they want.
+        scope: whom it counts for.
+        free_in: seconds until it lets the next call start, at least; 0 now.
+    """
+
+    rate: str | None
+    started: int
+    queued: int
+    scope: str
+    free_in: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerStatistics:
+    """One circuit breaker at one instant.
+
+    Args:
+        state: `closed`, `open` or `half_open`.
+        opened: how often it has opened.
+        refused: calls that it has not let through.
+        probing: calls on trial that have not come back.
+        scope: whom it counts for.
+    """
+
+    state: str
+    opened: int
+    refused: int
+    probing: int
+    scope: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """What came of the journal since the tower was made.
+
+    Args:
+        intents: calls that were written down before they started.
+        replayed: calls that were answered from the journal, and did not run.
+        joined: calls that waited for the same call elsewhere.
+        conflicts: calls that were refused `idempotency_conflict`.
+        unknown: calls that were answered that nobody knows whether they took effect.
+        unavailable: calls that did not start since the journal could not be used.
+        unwritten: results that were sealed before their outcomes could be written; these are tried again.
+        waiting: what is still to be written, or read.
+        commits: transactions.
+        failures: transactions that failed, of which nothing is there.
+        lost: outcomes that were given up, and answers that could not be encrypted.
+    """
+
+    intents: int
+    replayed: int
+    joined: int
+    conflicts: int
+    unknown: int
+    unavailable: int
+    unwritten: int
+    waiting: int
+    commits: int
+    failures: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
     Args:
         pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
+        rates: rate limits by name: `tool:NAME`, or a pool's name.
+        breakers: circuit breakers by name, in the same way.
         runs: runs that are open.
         running: calls whose handlers are at work and whose results are open.
         waiting: calls in the gate's queue.
@@ -45,6 +116,8 @@ class Statistics:
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -63,9 +136,12 @@ class Statistics:
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
         events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
         observer_failures: exceptions raised by observers.
+        journal: what came of the journal; None where there is none.
     """
 
     pools: Mapping[str, PoolStatistics]
+    rates: Mapping[str, RateStatistics]
+    breakers: Mapping[str, BreakerStatistics]
     runs: int
     running: int
     waiting: int
@@ -75,6 +151,8 @@ class Statistics:
     orphans: int
     orphans_released: int
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float
@@ -93,3 +171,4 @@ class Statistics:
     events_dropped: int
     events_lost: int
     observer_failures: int
+    journal: JournalStatistics | None

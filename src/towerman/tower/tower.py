@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, cast
 from weakref import WeakSet
@@ -31,6 +31,7 @@ from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
     Mode,
+    OnDuplicate,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -43,12 +44,14 @@ from towerman.policy import (
     pools_of,
     seconds,
     shown,
+    told_rate,
     whole,
 )
+from towerman.rates import MICRO, micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import PoolStatistics, Statistics
+from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
     from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport, Tally
@@ -133,6 +137,11 @@ class Tower(Declaring):
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
+        on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
+            response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
+        journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
+            made when it is first needed. A path in a file of options is found from the folder of that file.
+        secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
 
     Raises:
         PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
@@ -171,6 +180,9 @@ class Tower(Declaring):
         mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
+        on_duplicate: OnDuplicate = "join",
+        journal: str | os.PathLike[str] | Journal | None = None,
+        secret: str | bytes | None = None,
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
@@ -179,17 +191,21 @@ class Tower(Declaring):
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
+        self._journal, self._own_journal = _journal_of(self.options)
         clock = _clock or RealClock()
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
         self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
+        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         self._prefix = os.urandom(4).hex()
         self._limits = Limits(self._core)
+        self._core.runs = self._runs
+        self._core.pause = self._limits.pause
         self._closed = False
         try:
             listed = tuple(observers)
@@ -425,6 +441,7 @@ class Tower(Declaring):
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -433,6 +450,7 @@ class Tower(Declaring):
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: as `Run.execute` takes it; it needs a `run_id`, too.
             on_result: sees each result as it is sealed.
             run_options: those of `run`.
 
@@ -447,13 +465,14 @@ class Tower(Declaring):
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
-            return await run.execute(calls, format=format, on_result=on_result)
+            return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     def execute_sync(
         self,
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -462,6 +481,7 @@ class Tower(Declaring):
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
             run_options: those of `run`.
 
@@ -470,7 +490,8 @@ class Tower(Declaring):
             KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
         """
         return self._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
+            "execute_sync",
+            lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result, **run_options),
         )
 
     def _close_run(self, state: RunState) -> None:
@@ -538,12 +559,15 @@ class Tower(Declaring):
                 pools[name] = PoolStatistics(
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
+            rates, breakers = self._timed_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
         kept = core.made_keeper.statistics() if core.made_keeper is not None else None
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
+            rates=rates,
+            breakers=breakers,
             runs=len(self._runs),
             running=gate["running"],
             waiting=gate["parked"],
@@ -553,6 +577,8 @@ class Tower(Declaring):
             orphans=core.orphans,
             orphans_released=core.orphans_released,
             shared=core.shared,
+            retries=core.retries,
+            backing_off=core.backing_off,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,
@@ -571,7 +597,41 @@ class Tower(Declaring):
             events_dropped=sent["dropped"],
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
+            journal=self._journal_statistics(),
         )
+
+    def _journal_statistics(self) -> JournalStatistics | None:
+        """What came of the journal so far; None where there is none."""
+        if self._journal is None:
+            return None
+        written = self._journal.statistics()
+        return JournalStatistics(
+            **self._core.filed,
+            waiting=written["queued"] + written["later"],
+            commits=written["commits"],
+            failures=written["failures"],
+            lost=written["given_up"] + written["unsealed"],
+        )
+
+    def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
+        """Rates and breakers at this instant; under the lock."""
+        gate, ledger = self._core.gate, self._core.gate.ledger
+        if not ledger.timed:
+            return {}, {}
+        now = max(micros(self._core.now()), ledger.instant)
+        rates = {}
+        for key, meter in ledger.meters.items():
+            numbers = meter.pace.numbers
+            told = None if numbers is None else told_rate(*numbers)
+            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
+            name = self._shown(key.removeprefix("rate:"))
+            rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
+        breakers = {}
+        for key, fuse in ledger.fuses.items():
+            circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
+            state = circuit.state(now)
+            breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
+        return rates, breakers
 
     def report(self) -> ObserveReport:
         """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
@@ -596,6 +656,7 @@ class Tower(Declaring):
             return reported(
                 tally,
                 ledger.limits,
+                ledger.rates,
                 ledger.waiting,
                 ledger.refused,
                 core.now() - self._born,
@@ -690,6 +751,8 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        if self._own_journal and self._journal is not None:
+            await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -718,6 +781,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if self._own_journal and self._journal is not None:
+            self._journal.close(grace)
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -770,6 +835,18 @@ class Tower(Declaring):
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
+    """The journal that was asked for, and whether it ends with the tower."""
+    given = options.journal
+    if given is None:
+        return None, False
+    from towerman.journal import Journal
+
+    if isinstance(given, Journal):
+        return given, False
+    return Journal(cast("str", given), secret=options.secret), True
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:

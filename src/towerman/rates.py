@@ -1,0 +1,260 @@
+"""How many starts in how long: the arithmetic of rate limits.
+
+Theory. Two rules. A `Window` remembers its last starts and lets another one in when no window of its period, wherever
+it is laid, would hold more than its limit (a sliding log: exact, at the price of a number for each start). A `Bucket`
+remembers one instant, the one at which all that it has let in would have been used up at an even pace; it lets one in
+while that instant is less than its burst ahead (the generic cell rate algorithm, ITU-T I.371: in any stretch of time t
+it lets in at most burst + t * limit / period starts, and nothing has to be refilled).
+
+What was let in and has not begun is of the present, however long it takes: a handler that begins late would otherwise
+come into the window of those that were let in after it. A window counts a start from the instant at which it was told
+that the first line was reached; until then it stands in the way.
+
+Some starts may be in reserve for calls of a higher class. Others are let in as if the limit were less by so many.
+
+A rate can be told to stand still until an instant, when whoever is behind it has said that it is too much.
+
+House rules. Instants and lengths are whole microseconds, so that nothing drifts and every ledger gives the same answer;
+they are on one scale, whose zero means nothing. A scale that goes back is shifted: what was let in a moment ago stays
+a moment ago.
+
+Not here: who waits and who goes first (gate), what else a call needs (ledger), what may be declared (policy).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from typing import Final
+
+MICRO: Final = 1_000_000
+"""Microseconds in a second."""
+
+NEVER: Final = 1 << 62
+"""An instant that nobody lives to see."""
+
+
+def micros(seconds: float) -> int:
+    """Seconds as the nearest whole number of microseconds."""
+    return round(seconds * MICRO)
+
+
+class Pace:
+    """A rule of how many starts may be how close together; this one has no limit but its pauses.
+
+    Args:
+        limit: starts in a period, 1 or more.
+        period: microseconds, 1 or more.
+        reserve: starts of the limit (or of the burst) kept for calls of a higher class; less than that.
+
+    Attributes:
+        burst: starts that may come together after a rest; None where a window is exact.
+        until: the instant before which nothing starts at all.
+        pending: those that were let in and have not begun.
+        started: those that have begun, all told.
+    """
+
+    __slots__ = ("burst", "limit", "pending", "period", "reserve", "started", "until")
+
+    def __init__(self, limit: int, period: int, burst: int | None, reserve: int) -> None:
+        self.limit = limit
+        self.period = period
+        self.burst = burst
+        self.reserve = reserve
+        self.until = -NEVER
+        self.pending = 0
+        self.started = 0
+
+    def free_at(self, now: int, *, high: bool) -> int:
+        """The earliest instant, not before now, at which one more may start, by what is known now; `NEVER` while that
+        depends on when others begin.
+        """
+        return max(self._free_at(now, high=high), self.until, now)
+
+    def free_in(self, now: int, *, high: bool) -> int:
+        """How long it is at least until one more may start: that long if those that were let in begin now."""
+        instant = self._free_at(now, high=high)
+        return max(now + self.period if instant >= NEVER else instant, self.until, now) - now
+
+    def let_in(self, now: int) -> None:
+        """One more is about to start."""
+        self.pending += 1
+        self._let_in(now)
+
+    def begun(self, now: int) -> None:
+        """One of those that were let in has begun."""
+        self.pending -= 1
+        self.started += 1
+        self._begun(now)
+
+    def take_back(self, *, newest: bool) -> None:
+        """One of those that were let in will not start; `newest`: nobody was let in after it."""
+        self.pending -= 1
+        if newest:
+            self._take_back()
+
+    def pause(self, until: int) -> bool:
+        """Nothing starts before that instant; says whether that is later than it was."""
+        later = until > self.until
+        if later:
+            self.until = until
+        return later
+
+    def shift(self, by: int) -> None:
+        """All instants are so much later, or earlier, than they were thought to be."""
+        self.until = max(self.until + by, -NEVER)
+        self._shift(by)
+
+    def changed(self, now: int, numbers: Numbers | None) -> Pace:
+        """The rule with another limit, period, burst and reserve (None: no limit), and with the same past as far as it
+        can have it.
+
+        What is longer ago than the old rule remembers does not count under a new one with a longer period.
+        """
+        other = make(numbers)
+        other.until, other.pending, other.started = self.until, self.pending, self.started
+        for start in self._starts_of(now):
+            other._let_in(start)
+            other._begun(start)
+        for _ in range(self.pending):
+            other._let_in(now)
+        return other
+
+    @property
+    def numbers(self) -> Numbers | None:
+        """Limit, period, burst and reserve; None: there is no limit."""
+        return None if type(self) is Pace else (self.limit, self.period, self.burst, self.reserve)
+
+    def rested(self, now: int) -> bool:
+        """Is it as if nothing had ever started?"""
+        return not self.pending and self.until <= now and self._idle(now)
+
+    def _free_at(self, now: int, *, high: bool) -> int:
+        """The same, whatever is paused."""
+        return now
+
+    def _idle(self, now: int) -> bool:
+        """Is nothing of what it remembers of any use?"""
+        return True
+
+    def _let_in(self, now: int) -> None:
+        """One more is about to start."""
+
+    def _begun(self, now: int) -> None:
+        """One has begun."""
+
+    def _take_back(self) -> None:
+        """The newest will not start."""
+
+    def _shift(self, by: int) -> None:
+        """Instants that the rule remembers."""
+
+    def _starts_of(self, now: int) -> list[int]:
+        """Starts that explain what the rule remembers, earliest first, without those to begin."""
+        return []
+
+    def validate(self, now: int) -> None:
+        """Raise AssertionError when the past cannot be."""
+        assert self.pending >= 0, f"{self} has taken back too many"
+
+    def __repr__(self) -> str:
+        burst = "" if self.burst is None else f", burst {self.burst}"
+        return f"{type(self).__name__}({self.limit} in {self.period} us{burst}, {self.pending} to begin)"
+
+
+class Window(Pace):
+    """No window of the period ever holds more starts than the limit."""
+
+    __slots__ = ("_starts",)
+
+    def __init__(self, limit: int, period: int, reserve: int = 0) -> None:
+        super().__init__(limit, period, None, reserve)
+        self._starts: list[int] = []  # those that may still be in a window, earliest first
+
+    def _free_at(self, now: int, *, high: bool) -> int:
+        starts = self._starts
+        more = len(starts) + self.pending - (self.limit if high else self.limit - self.reserve)
+        if more < 0:
+            return now
+        # Of the oldest so many and one must be out of the window first.
+        return starts[more] + self.period if more < len(starts) else NEVER
+
+    def _let_in(self, now: int) -> None:
+        # Starts that no window of the present or the future holds are of no use.
+        starts = self._starts
+        if starts and starts[0] + self.period <= now:
+            del starts[: bisect_right(starts, now - self.period)]
+
+    def _begun(self, now: int) -> None:
+        insort(self._starts, now)
+
+    def _idle(self, now: int) -> bool:
+        return not self._starts or self._starts[-1] + self.period <= now
+
+    def _shift(self, by: int) -> None:
+        self._starts = [start + by for start in self._starts]
+
+    def _starts_of(self, now: int) -> list[int]:
+        return self._starts
+
+    def validate(self, now: int) -> None:
+        """Raise AssertionError when a window holds more than it may, or the past cannot be."""
+        super().validate(now)
+        starts = self._starts
+        assert starts == sorted(starts), f"{self} has its starts out of order"
+
+
+class Bucket(Pace):
+    """At most `burst` at once, and `limit` in a period at an even pace.
+
+    Args:
+        limit: starts in a period, 1 or more.
+        period: microseconds, 1 or more.
+        burst: starts that may come together after a rest, 1 or more.
+        reserve: starts of the burst kept for calls of a higher class; less than the burst.
+
+    Instants are kept times the limit, so that the distance of two starts, period / limit, is a whole number.
+    """
+
+    __slots__ = ("_before", "_even")
+
+    burst: int
+
+    def __init__(self, limit: int, period: int, burst: int, reserve: int = 0) -> None:
+        super().__init__(limit, period, burst, reserve)
+        self._even = -NEVER * limit  # when what was let in would be used up, times the limit
+        self._before = self._even  # the same without the newest
+
+    def _free_at(self, now: int, *, high: bool) -> int:
+        room = self.burst if high else self.burst - self.reserve
+        return -(((room - 1) * self.period - self._even) // self.limit)  # rounded up
+
+    def _let_in(self, now: int) -> None:
+        self._before = self._even
+        self._even = max(self._even, now * self.limit) + self.period
+
+    def _take_back(self) -> None:
+        # Only the newest leaves no trace: what came after an earlier one may have been paid for by the rest between.
+        self._even = self._before
+
+    def _idle(self, now: int) -> bool:
+        return self._even <= now * self.limit
+
+    def _shift(self, by: int) -> None:
+        self._even += by * self.limit
+        self._before += by * self.limit
+
+    def _starts_of(self, now: int) -> list[int]:
+        used = -((now * self.limit - self._even) // self.period)  # rounded up
+        return [now] * max(0, used - self.pending)
+
+
+Numbers = tuple[int, int, int | None, int]
+"""Limit, period in microseconds, burst (None: an exact window) and reserve of a rate."""
+
+
+def make(numbers: Numbers | None) -> Pace:
+    """The rule of these numbers: a `Bucket` where a burst is given, else a `Window`; None: no limit."""
+    if numbers is None:
+        return Pace(1, 1, None, 0)
+    limit, period, burst, reserve = numbers
+    return Window(limit, period, reserve) if burst is None else Bucket(limit, period, burst, reserve)
