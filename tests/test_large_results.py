@@ -711,6 +711,36 @@ def test_r112_a_folder_outlives_the_tower(stage: Stage, tmp_path: Path) -> None:
         other.configure(results="memory")
 
 
+@pytest.mark.parametrize("results", ["auto", "journal"])
+def test_r112_a_journal_keeps_large_results(tmp_path: Path, results: str) -> None:
+    """R-112: where there is a journal, results are kept there and outlive the process, with their tenant."""
+    path = str(tmp_path / "towerman.db")
+    with Tower(max_result_bytes=1_000, journal=path, results=results) as tower:
+        giving(tower, ROWS, read_only=True)
+        giving(tower, "line\n" * 300_000, "lines", read_only=True)
+        batch = tower.execute_sync([Call("give", {}), Call("lines", {})], tenant="t")
+        assert batch.ok
+    assert tower.statistics().results_kept == 0
+    with Tower(journal=path) as other:
+        other.add_tool(read_result)
+        assert put_together(pages(other, batch[0].handle)) == ROWS
+        assert other.read(str(batch[1].handle), 700).data
+        for tenant in ("t", "u"):
+            (read,) = other.execute_sync([Call("read_result", {"handle": batch[0].handle})], tenant=tenant)
+            assert read.ok == (tenant == "t")
+        other._core.keeper.drop(str(batch[0].handle))
+        with pytest.raises(InputError, match="read: handle"):
+            other.read(str(batch[0].handle))
+    with pytest.raises(InputError, match="read: handle"):
+        other.read(str(batch[1].handle))
+    assert repr(other._core.keeper._store) == "JournalStore()"
+    with Tower(max_result_bytes=1_000, journal=path, results="memory") as memory:
+        giving(memory, ROWS, read_only=True)
+        (result,) = memory.execute_sync([Call("give", {})])
+        assert put_together(pages(memory, result.handle)) == ROWS
+        assert memory.statistics().results_kept == 1
+
+
 def test_r112_lifetime_and_room_change_while_calls_run(stage: Stage) -> None:
     """R-64, R-112: both are options like any other."""
     tower = stage.tower(max_result_bytes=1_000)

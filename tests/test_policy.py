@@ -349,13 +349,14 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_batch_bytes": 1}, f"max_batch_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     (
         {"results": "folder"},
-        "results: 'memory', 'off', the path of a folder with a separator in it, such as './results'",
+        "results: 'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results'",
     ),
-    ({"results": ""}, "results: 'memory', 'off'"),
-    ({"results": "./a\0b"}, "results: 'memory', 'off'"),
-    ({"results": 5}, "results: 'memory', 'off'"),
-    ({"results": dict}, "results: 'memory', 'off'"),
+    ({"results": ""}, "results: 'auto', 'memory'"),
+    ({"results": "./a\0b"}, "results: 'auto', 'memory'"),
+    ({"results": 5}, "results: 'auto', 'memory'"),
+    ({"results": dict}, "results: 'auto', 'memory'"),
     ({"results": "/nowhere/at/all/results"}, "results: the folder cannot be used: No such file or directory"),
+    ({"results": "journal"}, "results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'"),
     ({"result_lifetime": 0}, "result_lifetime: seconds, more than 0"),
     ({"max_stored_bytes": -1}, "max_stored_bytes: a whole number, 0 or more"),
     ({"count_tokens": 5}, "count_tokens: a function of a text"),
@@ -396,7 +397,7 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_wait, made.timeout, made.grace, made.max_queued) == (30.0, 300.0, 5.0, 1000)
     assert (made.on_excess, made.undeclared, made.when_busy, made.on_orphan) == ("tell", "ordered", "wait", "hold")
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
-    assert (made.results, made.result_lifetime, made.max_stored_bytes) == ("memory", 3600.0, 67_108_864)
+    assert (made.results, made.result_lifetime, made.max_stored_bytes) == ("auto", 3600.0, 67_108_864)
     assert made.count_tokens is None
     assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

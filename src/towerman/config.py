@@ -31,6 +31,7 @@ from typing import Final, cast
 
 from towerman.errors import PolicyError
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     MOST_SECONDS,
     POOL,
     RESERVED_POOLS,
@@ -635,7 +636,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
         case Storage():
-            return {"anyOf": [{"enum": ["memory", "off"]}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
+            return {"anyOf": [{"enum": list(KINDS_OF_STORAGE)}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
         case Attempts():
             pause = _of_kind(Seconds(True))
             table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}

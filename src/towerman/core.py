@@ -26,7 +26,7 @@ from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
-from towerman.policy import TowerPolicy
+from towerman.policy import KINDS_OF_STORAGE, TowerPolicy
 from towerman.threads import Workers
 from towerman.tokens import Counter
 from towerman.tools import Tool
@@ -196,14 +196,16 @@ class Core:
         """
         made = self.made_keeper
         if made is None:
-            from towerman.store import FolderStore, Keeper
+            from towerman.store import FolderStore, JournalStore, Keeper
 
             with self.lock:
                 made = self.made_keeper
                 if made is None:
                     store = self.policy.results
                     lifetime, most = lambda: self.policy.result_lifetime, lambda: self.policy.max_stored_bytes
-                    if store in ("memory", "off"):
+                    if store in ("auto", "journal") and self.journal is not None:
+                        store = JournalStore(self.journal)
+                    elif store in KINDS_OF_STORAGE:
                         store = None
                     elif isinstance(store, str | os.PathLike):
                         store = FolderStore(os.fspath(store), lifetime, most)

@@ -61,6 +61,9 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _SEPARATOR: Final = re.compile(r"[/\\]")
 _OF_A_STORE: Final = ("put", "read", "drop")
 
+KINDS_OF_STORAGE: Final = ("auto", "memory", "journal", "off")
+"""Where results are kept that are too large, apart from folders and stores of one's own."""
+
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
@@ -346,12 +349,13 @@ class Storage:
 
     __slots__ = ()
     allowed: ClassVar[str] = (
-        "'memory', 'off', the path of a folder with a separator in it, such as './results', or a ResultStore"
+        "'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results', or a "
+        "ResultStore"
     )
 
     def check(self, where: str, value: object) -> object:
         """As it is."""
-        if isinstance(value, str) and (value in ("memory", "off") or (_SEPARATOR.search(value) and "\0" not in value)):
+        if isinstance(value, str) and (value in KINDS_OF_STORAGE or (_SEPARATOR.search(value) and "\0" not in value)):
             return value
         if isinstance(value, os.PathLike):
             path = os.fspath(value)
@@ -988,7 +992,7 @@ class TowerPolicy:
     on_orphan: OnOrphan = "hold"
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
-    results: object = "memory"
+    results: object = "auto"
     result_lifetime: float = 3600.0
     max_stored_bytes: int = 67_108_864
     count_tokens: Callable[[str], int] | None = None
@@ -1020,7 +1024,11 @@ TOWER: Final[Mapping[str, Option]] = {
     "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
-    "results": Option(Storage(), "where results are kept whole that are too large: memory, off, or a folder's path"),
+    "results": Option(
+        Storage(),
+        "where results are kept whole that are too large: memory, journal, a folder's path, off; auto: the journal if "
+        "there is one, else memory",
+    ),
     "result_lifetime": Option(Seconds(), "seconds that such a result is kept"),
     "max_stored_bytes": Option(Whole(0), "bytes that all of them together may take; the oldest goes first"),
     "count_tokens": Option(Function("a text"), "gives the tokens that a text takes; default: its bytes / 4"),

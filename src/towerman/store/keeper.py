@@ -273,6 +273,11 @@ class Keeper:
             except Exception as error:
                 self._tell(error)
 
+    @property
+    def busy(self) -> bool:
+        """Something is left to be carried to the other store."""
+        return bool(self._to_carry)
+
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is left to be carried to the other store, and say whether that is so.
 

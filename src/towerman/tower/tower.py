@@ -29,6 +29,7 @@ from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     TOWER_OPTIONS,
     Mode,
     OnDuplicate,
@@ -124,8 +125,9 @@ class Tower(Declaring):
             until its work ends, or "release" at once.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
-        results: where results that are too large are kept whole, to be read page by page: "memory", a folder's path,
-            a `ResultStore`, or "off". See `read`.
+        results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
+            folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
+            `read`.
         result_lifetime: seconds that they are kept.
         max_stored_bytes: bytes that all of them together may take; the oldest goes first. One that takes more than
             half of it is not kept.
@@ -172,7 +174,7 @@ class Tower(Declaring):
         on_orphan: OnOrphan = "hold",
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
-        results: str | os.PathLike[str] | ResultStore = "memory",
+        results: str | os.PathLike[str] | ResultStore = "auto",
         result_lifetime: float = 3600.0,
         max_stored_bytes: int = 67_108_864,
         count_tokens: Callable[[str], int] | None = None,
@@ -217,7 +219,9 @@ class Tower(Declaring):
         if tally is not None:
             self.add_observer(tally)
         self._limits.add_process()
-        if self.options.results not in ("memory", "off"):
+        if self.options.results == "journal" and self._journal is None:
+            raise PolicyError("results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'")
+        if self.options.results not in KINDS_OF_STORAGE:
             self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
 
@@ -751,6 +755,9 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        keeper = core.made_keeper
+        if keeper is not None and keeper.busy:
+            await self._shells.wait_flushed(partial(keeper.flush, grace))
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
@@ -781,6 +788,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if core.made_keeper is not None:
+            core.made_keeper.flush(grace)
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
@@ -800,8 +809,6 @@ class Tower(Declaring):
         return states
 
     def _end_helpers(self) -> None:
-        if self._core.made_keeper is not None:
-            self._core.made_keeper.flush(self.options.grace)
         if self._door is not None:
             self._door.close()
         self._core.workers.close()
