@@ -332,6 +332,38 @@ def raising_hook(stage: Stage) -> Scene:
 
 
 @scene
+def too_large(stage: Stage) -> Scene:
+    """Values that do not fit: kept at once, written down on a thread, summed up there, trimmed with their batch."""
+    tower = stage.tower(max_result_bytes=600, max_batch_bytes=1_500, run_concurrency=2)
+    rows = [{"n": n} for n in range(200)]
+
+    @tower.tool(independent=True)
+    async def give(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True)
+    def give_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True, summarize=lambda value: f"{len(value)} rows")
+    async def sum_up(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True, summarize=lambda value: {}[value])
+    def sum_up_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True)
+    async def whole(n: int) -> str:
+        return await stage.work(f"{n}", 0.1) * 590
+
+    names = ("give", "sum_up", "give_in_thread", "sum_up_in_thread", "whole")
+    return Scene(stage, tower, [Call(name, {"n": n}, str(n)) for n, name in enumerate(names)])
+
+
+@scene
 def in_slices(stage: Stage) -> Scene:
     """A long batch with bad calls among it: prepared and sealed in slices, with a turn of the loop between them."""
     tower = stage.tower(run_concurrency=2, max_calls_per_batch=200)

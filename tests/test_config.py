@@ -28,6 +28,7 @@ from towerman.config import (
     MAX_FILE_BYTES,
     MAX_TOLD,
     TOOL_KEYS,
+    TOWER_KEYS,
     Config,
     from_environment,
     laid_out,
@@ -55,6 +56,7 @@ from towerman.policy import (
     Secret,
     Shares,
     Spending,
+    Storage,
     Templates,
     ToolPolicy,
     Whole,
@@ -77,7 +79,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def from_names() -> list[str]:
     """The variables that give options."""
-    return [f"TOWERMAN_{key.upper()}" for key in TOWER]
+    return [f"TOWERMAN_{key.upper()}" for key in TOWER_KEYS]
 
 
 def refusal(source: Any, environ: Mapping[str, str] | None = None) -> str:
@@ -117,6 +119,7 @@ def test_the_tables_name_every_option_once() -> None:
     assert set(TOOL) == set(TOOL_OPTIONS) - {"name"} | {"preset"}
     assert set(POOL) == {field.name for field in dataclasses.fields(Pool)}
     assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "still_valid", "summarize"}
+    assert set(TOWER) - set(TOWER_KEYS) == {"count_tokens"}
     assert all(option.says and option.kind.allowed for table in (TOWER, POOL, TOOL) for option in table.values())
 
 
@@ -178,8 +181,8 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
     table = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))
     SCHEMA.validate(table)
     made = load(EXAMPLE, {})
-    assert set(made.options) == set(TOWER) - UNSET
-    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER) - UNSET}
+    assert set(made.options) == set(TOWER_KEYS) - UNSET
+    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER_KEYS) - UNSET}
     assert all(f"\n# {key} = " in EXAMPLE.read_text(encoding="utf-8") for key in UNSET)
     assert set(table["pools"]["crm"]) == set(POOL)
     tower = Tower(EXAMPLE)
@@ -477,13 +480,14 @@ def test_a_subclass_gives_arguments_too() -> None:
         Tower(None, 3)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("key", TOWER)
+@pytest.mark.parametrize("key", TOWER_KEYS)
 def test_every_scalar_option_has_a_variable(key: str) -> None:
     """API section 1: each option of a tower that is one value can be given by the environment, and a wrong one names
     the variable and what is allowed, not the value.
     """
     name, kind = f"TOWERMAN_{key.upper()}", TOWER[key].kind
     right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True), Repeats: ("7", 7)}
+    right |= {Storage: ("./x", "./x")}
     text, value = right.get(type(kind), ("", None))
     if key in UNSET:
         assert from_environment({name: "any text"}) == {key: "any text"}
@@ -707,6 +711,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.one_of(st.integers(0 if zero else 1, 99), st.floats(0.001, 1e6))
         case Flag() | Condition():
             return st.booleans()
+        case Storage():
+            return st.sampled_from(["memory", "off"])
         case Word():
             return st.sampled_from(kind.words)
         case Templates():
@@ -764,7 +770,7 @@ money = st.fixed_dictionaries(
 )
 tables = st.fixed_dictionaries(
     {
-        "options": table_of(TOWER, TOWER),
+        "options": table_of(TOWER, TOWER_KEYS),
         "pools": st.fixed_dictionaries({"p": st.integers(1, 4), "q": pool_tables}),
         "budgets": st.fixed_dictionaries({}, optional={"run": budget_tables, "process": money, "tenant:a": money}),
         "tools": st.dictionaries(st.sampled_from(["one", "two"]), table_of(TOOL, TOOL_KEYS)),
@@ -867,8 +873,8 @@ def test_rubbish_is_refused_in_words_and_what_is_taken_fits_the_schema(table: di
 def test_the_schema_knows_every_key() -> None:
     """The schema is made of the tables: every key with its sentence, and the defaults that hold."""
     made: Any = json.loads(json.dumps(schema()))
-    assert set(made["properties"]) == {*TOWER, "budgets", "pools", "tools"}
-    for key, option in TOWER.items():
+    assert set(made["properties"]) == {*TOWER_KEYS, "budgets", "pools", "tools"}
+    for key, option in TOWER_KEYS.items():
         assert made["properties"][key]["description"] == option.says
         assert made["properties"][key].get("default") == getattr(Tower().options, key)
         assert ("default" in made["properties"][key]) == (key not in UNSET)

@@ -142,6 +142,7 @@ TOOL_OPTIONS = [
     "max_result_bytes",
     "encode",
     "summarize",
+    "protect",
     "share_identical",
     "merge",
     "run_in",

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from towerman.journal import Journal, JournalUnavailable
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
+    from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"
 
@@ -62,6 +64,7 @@ __all__ = [
     "LogObserver",
     "ObserveReport",
     "Observer",
+    "Page",
     "PolicyError",
     "Pool",
     "PoolStatistics",
@@ -69,6 +72,7 @@ __all__ = [
     "RateLimited",
     "RateStatistics",
     "Result",
+    "ResultStore",
     "Retry",
     "Run",
     "Span",
@@ -78,6 +82,7 @@ __all__ = [
     "TowermanError",
     "__version__",
     "ask_terminal",
+    "read_result",
 ]
 
 
@@ -98,6 +103,9 @@ _LATER = {
     "LogObserver": "observers",
     "ObserveReport": "report",
     "ask_terminal": "terminal",
+    "Page": "pages",
+    "ResultStore": "pages",
+    "read_result": "tower.reader",
 }
 
 

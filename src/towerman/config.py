@@ -32,6 +32,7 @@ from typing import Final, cast, get_args
 from towerman.budgets import MOST
 from towerman.errors import PolicyError
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     MOST_SECONDS,
     POOL,
     RESERVED_POOLS,
@@ -59,6 +60,7 @@ from towerman.policy import (
     Secret,
     Shares,
     Spending,
+    Storage,
     Templates,
     TowerPolicy,
     Whole,
@@ -93,6 +95,9 @@ MAX_TOLD: Final = 10
 
 TOOL_KEYS: Final = tuple(key for key, option in TOOL.items() if not isinstance(option.kind, Function))
 """Options of tools that a file can give."""
+
+TOWER_KEYS: Final = {key: option for key, option in TOWER.items() if not isinstance(option.kind, Function)}
+"""Options of a tower that a file and the environment can give."""
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*?\[\]!]{1,256}")
@@ -309,7 +314,7 @@ class _Reader:
                 budgets = self._budgets(value)
             elif key == "tools":
                 tools = self._tools(value)
-            elif self._known(key, "", [*TOWER, "budgets", "pools", "tools"], value):
+            elif self._known(key, "", [*TOWER_KEYS, "budgets", "pools", "tools"], value):
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
@@ -335,11 +340,11 @@ class _Reader:
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
             return False
-        option = TOOL.get(key) if path.startswith("tools.") else None
+        option = TOOL.get(key) if path.startswith("tools.") else TOWER.get(key) if not path else None
         if option is not None and isinstance(option.kind, Function):
             self._faults.append(
-                f"{path}{_part(key)}: a function, which a file cannot hold; give it where the tool is declared, or "
-                "with tower.policy"
+                f"{path}{_part(key)}: a function, which a file cannot hold; give it "
+                + ("where the tool is declared, or with tower.policy" if path else f"as an argument: Tower({key}=...)")
             )
             return False
         fault = f"{path}{_part(key)}: no such key{nearest(key, known)}"
@@ -375,6 +380,8 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
+        if isinstance(kind, Storage) and not isinstance(value, str):
+            raise PolicyError(f"{path}: {kind.allowed.partition(', or a')[0]}; got {shown(value)}")
         if isinstance(kind, Flag | Condition) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
@@ -503,7 +510,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     Raises:
         PolicyError: naming the variable and what is allowed, without its value.
     """
-    names = {PREFIX + key.upper(): key for key in TOWER}
+    names = {PREFIX + key.upper(): key for key in TOWER_KEYS}
     given: dict[str, object] = {}
     for name in [name for name in environ if name.startswith(PREFIX)]:
         text = environ[name].strip()
@@ -615,7 +622,7 @@ def schema() -> dict[str, object]:
         "propertyNames": {"pattern": r"^[A-Za-z0-9_.\-*?\[\]!]{1,256}$"},
         "additionalProperties": _object(TOOL, TOOL_KEYS, None),
     }
-    top = _object(TOWER, TOWER, TowerPolicy)
+    top = _object(TOWER, TOWER_KEYS, TowerPolicy)
     properties = {**cast("dict[str, object]", top["properties"]), "pools": pools, "budgets": budgets, "tools": tools}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -698,6 +705,8 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Storage():
+            return {"anyOf": [{"enum": list(KINDS_OF_STORAGE)}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
         case Attempts():
             pause = _of_kind(Seconds(True))
             table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}

@@ -28,9 +28,10 @@ from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
-from towerman.policy import TowerPolicy, amounts_of
+from towerman.policy import KINDS_OF_STORAGE, TowerPolicy, amounts_of
 from towerman.rates import micros
 from towerman.threads import Workers
+from towerman.tokens import Counter
 from towerman.tools import Condition, Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
 from towerman.work import Job, Join, Owner, RunState, Want, Work
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
     from towerman.explain import Seen
     from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
+    from towerman.pages import ResultStore
     from towerman.processes import Processes
+    from towerman.store import Keeper
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
@@ -106,6 +109,9 @@ class Core:
         asking: approvers at work.
         claim: uses the record of a call for whoever holds the batch; the first one has it. A durable table of
             approvals takes its place.
+        reader: the tool that reads pages of large results for the model, or None.
+        handle_key: what handles of large results are made with.
+        told_bytes: bytes of contents that batches came to.
         retries: attempts after the first that were started.
         backing_off: calls that wait to be tried again, and hold nothing.
         random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
@@ -129,6 +135,11 @@ class Core:
         self.emit: Callable[[Event], None] | None = None
         self.workers: Workers[Job] = Workers("towerman-worker")
         self.made_processes: Processes | None = None
+        self.made_keeper: Keeper | None = None
+        self.reader: Tool | None = None
+        self.handle_key = self._new_key()
+        self.told_bytes = 0
+        self._counter = Counter(policy.count_tokens)
         self.tools: dict[str, Tool] = {}
         self.any_ordered = False
         self.any_exclusive = False
@@ -165,6 +176,7 @@ class Core:
         self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.told_faults: set[str] = set()
         self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.journal: Journal | None = None
@@ -190,6 +202,47 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def _new_key(self) -> bytes:
+        """A secret; on a time of its own, where all is to be the same at every run, it is none."""
+        return os.urandom(32) if isinstance(self.clock, RealClock) else b"virtual time"
+
+    @property
+    def keeps(self) -> bool:
+        """Results that are too large are kept whole."""
+        return self.policy.results != "off"
+
+    @property
+    def keeper(self) -> Keeper:
+        """Where they are kept; what that needs is imported with the first of them.
+
+        Raises:
+            PolicyError: their folder cannot be used.
+        """
+        made = self.made_keeper
+        if made is None:
+            from towerman.store import FolderStore, JournalStore, Keeper
+
+            with self.lock:
+                made = self.made_keeper
+                if made is None:
+                    store = self.policy.results
+                    lifetime, most = lambda: self.policy.result_lifetime, lambda: self.policy.max_stored_bytes
+                    if store in ("auto", "journal") and self.journal is not None:
+                        store = JournalStore(self.journal)
+                    elif store in KINDS_OF_STORAGE:
+                        store = None
+                    elif isinstance(store, str | os.PathLike):
+                        store = FolderStore(os.fspath(store), lifetime, most)
+                    made = self.made_keeper = Keeper(cast("ResultStore | None", store), lifetime, most, self.now)
+        return made
+
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
+        if self._counter.count is not self.policy.count_tokens:
+            self._counter = Counter(self.policy.count_tokens)
+        return self._counter
+
     def chance(self) -> float:
         """A random number from 0 up to 1."""
         if self.random is None:
@@ -200,6 +253,9 @@ class Core:
 
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
+        if self.made_keeper is not None:
+            self.made_keeper.anew()
+        self.handle_key = self._new_key()
         self.gate = gate
         self.lock = threading.Lock()
         self.workers = Workers("towerman-worker")
@@ -614,6 +670,8 @@ class Core:
         self.any_joined = self.any_joined or tool.joins
         self.any_gated = self.any_gated or tool.requires_approval is not False
         self.sparing = self.sparing or tool.max_repeats is not None
+        if tool.reads_results and (self.reader is None or self.reader.name == tool.name):
+            self.reader = tool
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
@@ -646,6 +704,14 @@ class Core:
             return None
         usual = sum(known) / len(known)
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
+
+    def tell_fault(self, what: str, fault: Exception) -> None:
+        """Log, once, what does not work and costs no call its result; nothing of what went wrong but its type."""
+        if what not in self.told_faults:
+            import logging
+
+            self.told_faults.add(what)
+            logging.getLogger("towerman").warning("%s: %s", what, type(fault).__name__)
 
     def leftovers(self) -> tuple[Leftover, ...]:
         """The orphans; under the lock. Who has ended and only waits for what it lent is none."""

@@ -60,6 +60,11 @@ RESERVED_POOLS: Final = frozenset({"process", "run"})
 """Pool names that Towerman uses for its own limits."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_SEPARATOR: Final = re.compile(r"[/\\]")
+_OF_A_STORE: Final = ("put", "read", "drop")
+
+KINDS_OF_STORAGE: Final = ("auto", "memory", "journal", "off")
+"""Where results are kept that are too large, apart from folders and stores of one's own."""
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
@@ -346,6 +351,28 @@ class Shares:
             return {key: whole(f"{where}.{key[:80]}", units) for key, units in value.items()}
         if isinstance(value, Sequence) and all(isinstance(key, str) for key in value):
             return dict.fromkeys(value, 1)
+        raise _say(where, value, self.allowed)
+
+
+class Storage:
+    """Where large results are kept."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        "'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results', or a "
+        "ResultStore"
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """As it is."""
+        if isinstance(value, str) and (value in KINDS_OF_STORAGE or (_SEPARATOR.search(value) and "\0" not in value)):
+            return value
+        if isinstance(value, os.PathLike):
+            path = os.fspath(value)
+            if isinstance(path, str) and path and "\0" not in path:
+                return value
+        elif not isinstance(value, str | type) and all(callable(getattr(value, name, None)) for name in _OF_A_STORE):
+            return value
         raise _say(where, value, self.allowed)
 
 
@@ -1019,6 +1046,7 @@ class ToolPolicy:
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
+    protect: bool = False
     share_identical: bool = False
     merge: Merge | None = None
     run_in: RunIn | None = None
@@ -1072,7 +1100,8 @@ TOOL: Final[Mapping[str, Option]] = {
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
-    "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
+    "summarize": Option(Function(), "takes an oversized value, on a thread, gives a shorter one"),
+    "protect": Option(Flag(), "its results are trimmed last where a batch of results is too large"),
     "share_identical": Option(Flag(), "identical calls of one batch, with no conflicting call between them, run once"),
     "merge": Option(
         Function("a list of argument mappings"),
@@ -1259,6 +1288,10 @@ class TowerPolicy:
     approval_lifetime: float = 3600.0
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
+    results: object = "auto"
+    result_lifetime: float = 3600.0
+    max_stored_bytes: int = 67_108_864
+    count_tokens: Callable[[str], int] | None = None
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
@@ -1268,7 +1301,9 @@ class TowerPolicy:
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
-            option.kind.check(key, getattr(self, key))
+            value = getattr(self, key)
+            if value is not None or not isinstance(option.kind, Function):
+                option.kind.check(key, value)
 
 
 TOWER: Final[Mapping[str, Option]] = {
@@ -1287,6 +1322,14 @@ TOWER: Final[Mapping[str, Option]] = {
     "approval_lifetime": Option(Seconds(), "seconds for which a call waits for a person's approval"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
+    "results": Option(
+        Storage(),
+        "where results are kept whole that are too large: memory, journal, a folder's path, off; auto: the journal if "
+        "there is one, else memory",
+    ),
+    "result_lifetime": Option(Seconds(), "seconds that such a result is kept"),
+    "max_stored_bytes": Option(Whole(0), "bytes that all of them together may take; the oldest goes first"),
+    "count_tokens": Option(Function("a text"), "gives the tokens that a text takes; default: its bytes / 4"),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from towerman.bounds import Encoded, EncodingError, encode
+from towerman.bounds import Encoded, EncodingError, Keep, encode
 from towerman.budgets import SECONDS, Lack, number
 from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
@@ -579,23 +579,34 @@ def faulty(
     )
 
 
-def encoded(tool: Tool, value: object) -> Encoded | EncodingError:
+def encoded(tool: Tool, value: object, keep: Keep | None = None) -> Encoded | EncodingError:
     """What a handler returned as the model is sent it, or why that cannot be done.
 
-    An oversized value is replaced by the tool's own shorter form of it; if that fails, it is cut.
+    Args:
+        tool: whose handler it was.
+        value: what it returned.
+        keep: what does not fit comes as a `Large`, as `bounds.encode` says; None: it is cut.
     """
-    policy, limit = tool.policy, tool.max_result_bytes
     try:
-        whole = encode(value, limit, policy.encode)
+        return encode(value, tool.max_result_bytes, tool.policy.encode, keep)
     except EncodingError as unencodable:
         return unencodable
-    if not whole.cut or policy.summarize is None:
-        return whole
-    try:
-        short = encode(policy.summarize(value), limit)
-    except Exception:
-        return whole
-    return Encoded(short.text, whole.original_bytes, True)
+
+
+class Bounded(Encoded):
+    """What the model is sent of a value that did not fit.
+
+    Attributes:
+        handle: under which the whole is kept, or None.
+    """
+
+    __slots__ = ("handle",)
+
+    handle: str | None
+
+    def __init__(self, text: str, original_bytes: int, handle: str | None) -> None:
+        super().__init__(text, original_bytes, True)
+        object.__setattr__(self, "handle", handle)
 
 
 def named(call: Call) -> str:

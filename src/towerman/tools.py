@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from towerman import arguments
 from towerman.access import AccessRefused, AccessRule, bound
@@ -28,6 +28,12 @@ Kind = Literal["ordered", "exclusive", "declared", "independent"]
 
 Condition = Callable[[Mapping[str, object]], object]
 """A declared function of the arguments, ready to be called with all of them."""
+
+READS_RESULTS: Final = "towerman_reads_results"
+"""Attribute of a handler that reads pages of large results."""
+
+LEAST_PAGE: Final = 512
+"""Bytes that the content of such a handler may have at least."""
 
 Address = tuple[str, str]
 """A function's module and its qualified name there."""
@@ -56,6 +62,7 @@ class Tool:
         own_task: each call runs in a task of its own.
         requires_approval: its calls wait for a person; or a function of the arguments that says so.
         still_valid: asked again when an approved call is about to start; None: nothing is.
+        reads_results: it reads pages of results that were too large; its own are never kept for that.
         retry: how its calls are tried again; None: they are not.
         joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
         asks: what each of its calls asks of budgets; None where that depends on the arguments.
@@ -79,6 +86,7 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    reads_results: bool
     joins_duplicates: bool
     requires_approval: bool | Condition = False
     still_valid: Condition | None = None
@@ -203,6 +211,10 @@ def compile_tool(
     is_async = is_coroutine_function(handler)
     asks, price = _asks(name, policy, checker.names)
     repeats = policy.max_repeats or tower.max_repeats
+    max_result_bytes = policy.max_result_bytes or tower.max_result_bytes
+    reads_results = getattr(handler, READS_RESULTS, False) is True
+    if reads_results and tower.results == "off":
+        raise PolicyError(f"tool {name!r}: it reads stored results, and Tower(results='off') stores none")
     return Tool(
         policy=policy,
         handler=handler,
@@ -217,7 +229,7 @@ def compile_tool(
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
-        max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
+        max_result_bytes=max(max_result_bytes, LEAST_PAGE) if reads_results else max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
         requires_approval=(
@@ -230,6 +242,7 @@ def compile_tool(
             if policy.still_valid is None
             else bound(policy.still_valid, checker.names, f"tool {name!r}: still_valid")
         ),
+        reads_results=reads_results,
         retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
         joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
         asks=asks,

@@ -24,11 +24,13 @@ from towerman.plan import Group, Plan
 from towerman.policy import Budget, OnResult, shown, whole
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
+from towerman.tokens import Counter
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Span
 
 if TYPE_CHECKING:
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
+    from towerman.bounds import Encoded
 
 DepsT = TypeVar("DepsT")
 
@@ -181,6 +183,11 @@ class Shared(Protocol):
         """What is left."""
         ...  # pragma: no cover - a protocol has no body
 
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
+        ...  # pragma: no cover - a protocol has no body
+
 
 class Loop(Protocol):
     """What a batch needs of the shell that runs it, without naming the shell."""
@@ -264,6 +271,21 @@ class Want(Wants[Lot[Owner]]):
         return other
 
 
+class After:
+    """A handler has returned a value that does not fit; a thread is at it.
+
+    Args:
+        value: what it returned.
+        encoded: what is there of it by now.
+    """
+
+    __slots__ = ("encoded", "value")
+
+    def __init__(self, value: object, encoded: Encoded) -> None:
+        self.value = value
+        self.encoded = encoded
+
+
 class Filed:
     """What the journal knows a call by, and what it was told of it.
 
@@ -323,6 +345,7 @@ class Job:
     sealed = False
     ended = False
     orphan = 0
+    after: After | None = None
     nested: dict[Work, None] | None = None
     # The task is the runner's; this room only keeps it.
     task: object = None
@@ -548,6 +571,7 @@ class Work:
         parent: the call that waits for it; None for a batch that no call has made.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
+        tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
 
@@ -586,6 +610,7 @@ class Work:
         "shares",
         "shell",
         "started_at",
+        "tokens",
         "tools",
         "waited_for",
         "waiters",
@@ -631,8 +656,17 @@ class Work:
         self.parent: Job | None = None
         self.shares: Shares | None = None
         self.exhausted = False
+        self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
+
+    def count_tokens(self) -> list[int]:
+        """The tokens of its contents, counted once; of a batch that is done."""
+        found = self.tokens
+        if found is None:
+            counter = self.shell.core.counter
+            found = self.tokens = [0 if one is None else counter(one.content) for one in self.results]
+        return found
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""
@@ -866,8 +900,9 @@ class BatchResult(Sequence[Result]):
         return adapters.turn(self._batch, self._answers(pending), format)
 
     def spans(self) -> list[Span]:
-        """What each call did when, in seconds since the batch came in."""
+        """What each call did when, in seconds since the batch came in, and about how many tokens its result takes."""
         work = self._work
+        tokens = work.count_tokens()
         spans = []
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
@@ -901,6 +936,7 @@ class BatchResult(Sequence[Result]):
                     waited_for=result.waited_for,
                     still_running=result.still_running and ended is None,
                     shared_with=source,
+                    tokens=tokens[result.index],
                     attempts=attempts,
                 )
             )

@@ -26,7 +26,7 @@ from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
 from towerman.runner.offering import belongs, count_orphan
-from towerman.runner.repeating import Repeating
+from towerman.runner.oversized import Oversized
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
@@ -44,7 +44,7 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Repeating):
+class Ending(Oversized):
     """The ends of one loop's calls."""
 
     def rest(self) -> None:
@@ -58,6 +58,19 @@ class Ending(Repeating):
     ) -> None:
         """The work of a call has ended, one way or another; on the loop, once."""
         try:
+            if job.after is not None and job.ended:
+                self._form_too_late(job, encoded)
+                return
+            if error is None and not job.sealed and job.why is None:
+                if encoded is None:
+                    try:
+                        encoded = sealing.encoded(job.tool, value, self._kept(job.tool, patient=False))
+                    except BaseException as wrong:  # of the tool's own encoder: as if its handler had raised it
+                        value, error = None, wrong
+                if encoded is not None and (type(encoded) is not Encoded or encoded.cut):
+                    encoded = self._too_large(job, value, encoded)
+                    if encoded is None:
+                        return
             self._end(job, value, error, encoded)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job, ended=True)
@@ -145,6 +158,7 @@ class Ending(Repeating):
             job.sealed = True
             del work.jobs[index]
             if error is None and job.why is None:
+                assert encoded is not None, "it was encoded before"
                 self._seal_value(job, value, encoded, now)
             else:
                 if job.tool.retry is not None and self._try_again(job, error, now):
@@ -362,6 +376,9 @@ class Ending(Repeating):
         if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
+            if job.after is not None:  # its handler has returned: the value is its answer, in whatever form
+                self._finished(job, job.after.value, None, self._cut_short(job))
+                return
             self._tell_to_stop(job, why, reason)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from towerman import sealing
-from towerman.bounds import Encoded, EncodingError
+from towerman.bounds import Encoded, EncodingError, Large
 from towerman.budgets import Lack
 from towerman.calls import Batch
 from towerman.clock import wall_time
@@ -125,6 +125,8 @@ class Shell(Filing):
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
+            if core.policy.count_tokens is not None:
+                self._count_large(work)
         if work.error is not None and (interrupted is None or not isinstance(work.error, Exception)):
             raise work.error
         if interrupted is not None:
@@ -337,7 +339,8 @@ class Shell(Filing):
             value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return value, sealing.encoded(tool, value)
+        encoded = sealing.encoded(tool, value, self._kept(tool, patient=True))
+        return value, self._bounded(job, encoded) if type(encoded) is Large else encoded
 
     def _thread_done(self, job: Job, value: object, error: BaseException | None) -> None:
         """On the loop: a worker thread has ended its call."""

@@ -41,7 +41,7 @@ from towerman.policy import (
     seconds,
     shown,
 )
-from towerman.tools import Tool, compile_tool, name_of_tool
+from towerman.tools import READS_RESULTS, Tool, compile_tool, name_of_tool
 from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class Declaring:
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
         summarize: Callable[..., object] | None = None,
+        protect: bool | None = None,
         share_identical: bool | None = None,
         merge: Merge | None = None,
         run_in: RunIn | None = None,
@@ -213,7 +214,11 @@ class Declaring:
             preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
-            summarize: takes an oversized value, gives a shorter one.
+            summarize: takes an oversized value, gives a shorter one, which the model is told in its place. Called on a
+                worker thread once the handler has returned, for at most 10 seconds of the call's time; it may be a
+                coroutine function, which runs on a loop of its own there. Where it fails or takes longer, the value is
+                cut.
+            protect: its results are trimmed last where the results of a batch are too large together.
             share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
                 result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
                 the next one runs.
@@ -279,6 +284,11 @@ class Declaring:
         known: Tool | None = None,
     ) -> Tool:
         merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
+        if getattr(function, READS_RESULTS, False) is True:
+            from towerman.tower.reader import OPTIONS
+
+            touches = any(merged.get(key) is not None for key in ("reads", "writes", "sequential", "independent"))
+            merged = {**({"read_only": True} if touches else OPTIONS), **merged}
         tower = layers.options
         try:
             return compile_tool(name, function, merged, tower, Context, tower.pools, known)

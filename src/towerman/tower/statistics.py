@@ -178,6 +178,12 @@ class Statistics:
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
+        result_bytes: bytes of the results that batches came to, as the model is sent them.
+        result_tokens: what these take of the model's context, about.
+        results_kept: results that are kept whole in memory, since they were too large.
+        kept_bytes: bytes that these take, about.
+        results_dropped: those that went before their time, since there was no room.
+        results_unwritten: those that a folder or another store did not take.
         events_sent: events handed to observers, counted for each of them.
         events_pending: those that have not been delivered yet.
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
@@ -209,6 +215,12 @@ class Statistics:
     promotions: int
     late_events: int
     threads: int
+    result_bytes: int
+    result_tokens: int
+    results_kept: int
+    kept_bytes: int
+    results_dropped: int
+    results_unwritten: int
     events_sent: int
     events_pending: int
     events_dropped: int

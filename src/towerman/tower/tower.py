@@ -25,11 +25,12 @@ from towerman.budgets import number
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
-from towerman.errors import PolicyError
+from towerman.errors import InputError, PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     TOWER_OPTIONS,
     Budget,
     Mode,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from towerman.gate import Flow
     from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
     from towerman.watched import Watched
@@ -146,6 +148,14 @@ class Tower(Declaring):
         approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
+        results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
+            folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
+            `read`.
+        result_lifetime: seconds that they are kept.
+        max_stored_bytes: bytes that all of them together may take; the oldest goes first. One that takes more than
+            half of it is not kept.
+        count_tokens: gives the tokens that a text takes, for timelines and reports; default: its bytes / 4. Called on
+            whatever thread asks, so it must be safe there; where it fails, the default counts.
         observers: callables that take an `Event`; each is served by a thread of its own.
         mode: "enforce", or "observe": pools, rates, budgets and concurrency limits hold nobody back, and `report()`
             says what they would have held back. Nothing else is relaxed: not order and resources, not permission,
@@ -190,6 +200,10 @@ class Tower(Declaring):
         approval_lifetime: float = 3600.0,
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
+        results: str | os.PathLike[str] | ResultStore = "auto",
+        result_lifetime: float = 3600.0,
+        max_stored_bytes: int = 67_108_864,
+        count_tokens: Callable[[str], int] | None = None,
         observers: Iterable[Observer] = (),
         mode: Mode = "enforce",
         debug: bool = False,
@@ -232,6 +246,10 @@ class Tower(Declaring):
         if tally is not None:
             self.add_observer(tally)
         self._limits.add_process()
+        if self.options.results == "journal" and self._journal is None:
+            raise PolicyError("results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'")
+        if self.options.results not in KINDS_OF_STORAGE:
+            self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
@@ -603,6 +621,7 @@ class Tower(Declaring):
             budgets = self._budget_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
+        kept = core.made_keeper.statistics() if core.made_keeper is not None else None
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
@@ -628,6 +647,12 @@ class Tower(Declaring):
             promotions=gate["promotions"],
             late_events=gate["late_events"],
             threads=core.workers.statistics()["threads"],
+            result_bytes=core.told_bytes,
+            result_tokens=core.counter.of_total(core.told_bytes),
+            results_kept=kept.results if kept is not None else 0,
+            kept_bytes=kept.bytes if kept is not None else 0,
+            results_dropped=kept.dropped if kept is not None else 0,
+            results_unwritten=kept.unwritten if kept is not None else 0,
             events_sent=sent["sent"],
             events_pending=sent["pending"],
             events_dropped=sent["dropped"],
@@ -725,6 +750,32 @@ class Tower(Declaring):
                 complete=whole and not dropped,
             )
 
+    def read(self, handle: str, page: int = 1) -> Page:
+        """A page of a result that was too large for the model, by `Result.handle`.
+
+        The program may read what any run has stored; a model reads with the tool `read_result`, and only what runs of
+        its own tenant have stored. Reads a file where results are kept in a folder.
+
+        Args:
+            handle: of a result of this tower, or of another one with the same folder or store.
+            page: which one, from 1.
+
+        Returns:
+            A `Page`: its data, what the model would be told, and the number of the next one. All pages together are the
+            whole result, without a gap and without a repeat.
+
+        Raises:
+            InputError: no result is kept under this handle (any more), or it has no such page.
+        """
+        from towerman.store import NotKept
+
+        if not self._core.keeps:
+            raise InputError("read: handle: nothing is stored, since results='off'")
+        try:
+            return self._core.keeper.page(handle, page, every=True)
+        except NotKept as missing:
+            raise InputError(f"read: {missing.place}: {missing.text.removeprefix('page: ')}") from None
+
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")
         head, mark, number = key.rpartition("run:")  # names have no colon
@@ -787,6 +838,9 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        keeper = core.made_keeper
+        if keeper is not None and keeper.busy:
+            await self._shells.wait_flushed(partial(keeper.flush, grace))
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
@@ -817,6 +871,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if core.made_keeper is not None:
+            core.made_keeper.flush(grace)
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
