@@ -90,6 +90,7 @@ PLACES: list[tuple[Any, str]] = [
             "_leave",
             "_put_off",
             "_say_no",
+            "_too_late",
             "_form_too_late",
             "_cleared",
             "_run_out",
