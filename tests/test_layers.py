@@ -32,6 +32,7 @@ ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row i
 SIDES = {"adapters": ABOVE["timeline"], "journal": ABOVE["timeline"], "observers": ABOVE["timeline"]}
 LAZY = {
     "work": {"adapters"},
+    "core": {"journal"},
     "runner": {"journal"},
     "tower": {"adapters", "journal"},
 }  # inside functions only, or for the type checker

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
 from towerman.policy import Breaker, Pool, Rate
-from towerman.tower import BreakerStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
+from towerman.tower import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -38,6 +38,7 @@ __all__ = [
     "Explanation",
     "InputError",
     "Journal",
+    "JournalStatistics",
     "JournalUnavailable",
     "JsonlObserver",
     "Leftover",

@@ -29,10 +29,11 @@ from towerman.policy import TowerPolicy
 from towerman.threads import Workers
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
-from towerman.work import Job, Owner, RunState, Want, Work
+from towerman.work import Job, Join, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
     from towerman.explain import Seen
+    from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
     from towerman.processes import Processes
 
@@ -47,6 +48,11 @@ _UNDECLARED: Final = {
 
 _ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
 """What people are shown of a tool's calls that touch no resource of their own."""
+
+FILED: Final = ("intents", "replayed", "joined", "conflicts", "unknown", "unavailable", "unwritten")
+"""What is counted of a journal: intents that were written; calls that were answered from it, waited for the same call
+elsewhere, were refused for another one's key, are of unknown effect, were refused since it could not be used; outcomes
+that could not be written in time."""
 
 MOST_LETTERS: Final = 100
 """Dead letters that a tower keeps; the oldest goes first."""
@@ -90,6 +96,11 @@ class Core:
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
         shared: calls that the run of another one answered.
+        journal: remembers what was begun and what came of it; None: nobody does.
+        journal_key: of its digests; None until it was opened.
+        filed: what came of the journal, by what it was.
+        flights: calls of this tower that are at work and have an identity, by where that is stored.
+        joined: calls that calls at work have made and that wait for such a call: (who waits, for whom).
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -129,6 +140,11 @@ class Core:
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
+        self.journal: Journal | None = None
+        self.journal_key: bytes | None = None
+        self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
+        self.flights: dict[bytes, Job] = {}
+        self.joined: dict[Join, tuple[tuple[Job, ...], bytes]] = {}
         self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
 
     @property
@@ -153,6 +169,9 @@ class Core:
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
         self.crowded = False
+        self.journal_key = None
+        self.flights.clear()
+        self.joined.clear()
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
@@ -474,6 +493,11 @@ class Core:
                 call_id = str(work.calls[index].id)[:ID_CHARACTERS]
                 found.append(Leftover(work.run.run_id, work.number, index, call_id, tool.name, ran))
         return tuple(found)
+
+    def count_filed(self, what: str) -> None:
+        """One more of what came of the journal."""
+        with self.lock:  # several loops count
+            self.filed[what] += 1
 
     def count(self, outcome: Outcome, code: Code) -> None:
         """One more sealed result without an ordinary answer."""

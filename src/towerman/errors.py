@@ -51,6 +51,7 @@ Code = Literal[
     "handler_cancelled",
     "encoding_error",
     "idempotency_conflict",
+    "effect_unknown",
     "lease_lost",
     "engine_unavailable",
     "journal_unavailable",

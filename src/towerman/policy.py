@@ -45,6 +45,7 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "background"]
@@ -653,6 +654,7 @@ class ToolPolicy:
     merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
+    on_duplicate: OnDuplicate | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -702,6 +704,9 @@ TOOL: Final[Mapping[str, Option]] = {
         "takes the arguments of neighbouring calls on one resource, gives those of one run",
     ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -864,6 +869,7 @@ class TowerPolicy:
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
+    on_duplicate: OnDuplicate = "join"
     journal: object = None
     secret: str | bytes | None = field(default=None, repr=False)
 
@@ -889,6 +895,9 @@ TOWER: Final[Mapping[str, Option]] = {
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
     "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
     "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }

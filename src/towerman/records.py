@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
@@ -72,6 +72,18 @@ class Unsettled(TowermanError):
 
 class QueueFull(TowermanError):
     """As many deferred calls wait as may wait; nothing was put in."""
+
+
+class NotBegun(TowermanError):
+    """Calls that were to be begun together were not, since something else is to be done with some of them.
+
+    Args:
+        told: for each of them what is to be done, and the record that says so.
+    """
+
+    def __init__(self, told: Sequence[tuple[Verdict, Record | None]]) -> None:
+        super().__init__("some of the calls were begun before")
+        self.told = told
 
 
 # -------------------------------------------------------------------------------------------- identity

@@ -17,8 +17,9 @@ from math import ceil
 from typing import Final
 
 from towerman.bounds import Encoded, EncodingError, encode
-from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result
+from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
+from towerman.records import Answer, Record
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 
@@ -41,6 +42,7 @@ WORTH_ANOTHER_TRY: Final = frozenset(
         "not_alone",
         "truncated_response",
         "would_deadlock",
+        "journal_unavailable",
     }
 )
 """Refusals after which the same call can succeed."""
@@ -207,6 +209,139 @@ def got_off(index: int, call: Call, run: int, source: Call, reason: str, tool: T
         original_bytes=len(content.encode()),
         shared_with=run,
     )
+
+
+def replayed(
+    index: int, call: Call, tool: Tool, record: Record, waited: float = 0.0, waited_for: tuple[str, ...] = ()
+) -> Result:
+    """The result of a call that was begun before, out of the journal.
+
+    Args:
+        index: the call's.
+        call: itself.
+        tool: which it calls.
+        record: what is written down of it.
+        waited: seconds for which it waited for that.
+        waited_for: what it had to wait for.
+    """
+    answer = record.answer
+    if answer is None:
+        return _recorded(index, call, tool, record, waited, waited_for)
+    if answer.code is None:
+        message = f"{answer.message} {KEPT}"
+    else:
+        message = f"{answer.message} {UNSETTLED if record.unknown else KEPT}"
+    content = answer.content
+    if answer.code is not None:
+        told = answer.retryable
+        content = failure(answer.code, message, answer.outcome, True, answer.applied, told, answer.retry_after)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        answer.outcome,
+        answer.code,
+        clean(message),
+        content,
+        started=True,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+KEPT: Final = "It did not run again: it has run before, and this is what came of it, out of the journal."
+
+UNSETTLED: Final = "It is not run again, since it may have taken effect: somebody has to look, and to settle it."
+
+
+def _recorded(index: int, call: Call, tool: Tool, record: Record, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The same for a call whose answer is not there: it never came, or was not kept."""
+    known = record.state in ("done", "settled")
+    code: Code | None = None if known and record.applied == "yes" else "effect_unknown"
+    if known and record.code is not None:
+        code = record.code
+    outcome: Outcome = "ok" if code is None else record.outcome if known and record.outcome is not None else "error"
+    if record.state == "settled":
+        message = "The call took effect, as somebody has looked up; what it answered is lost. It did not run again."
+    elif known:
+        message = f"What it answered was not kept. {KEPT}"
+    else:
+        message = f"The call was begun before, and its process ended over it. {UNSETTLED}"
+    applied: Applied = record.applied if known else "unknown"
+    told = {"note": message} if code is None else None
+    content = (
+        json.dumps(told, separators=(",", ":"))
+        if code is None
+        else failure(code, message, outcome, True, applied, "no")
+    )
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        started=True,
+        applied=applied,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        replayed=True,
+    )
+
+
+def elsewhere(
+    index: int,
+    call: Call,
+    tool: Tool,
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    waited: float,
+    waited_for: tuple[str, ...] = (),
+) -> Result:
+    """The result of a call that did not start since the same call is at work elsewhere, and may take effect there."""
+    applied: Applied = "no" if tool.effect_free else "unknown"
+    retryable: Retryable = "yes" if tool.policy.repeatable else "unknown"
+    message = clean(message)
+    content = failure(code, message, outcome, False, applied, retryable)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        applied=applied,
+        retryable=retryable,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+    )
+
+
+def abandoned() -> Answer:
+    """What is written down of a call whose event loop was closed over it."""
+    message = "The program's event loop was closed while the call ran. Whether it took effect is not known."
+    content = failure("cancelled", message, "cancelled", True, "unknown", "unknown")
+    return Answer("cancelled", "cancelled", "unknown", "unknown", message=message, content=content)
+
+
+def unwritten(result: Result) -> Result:
+    """The same result, which says that the journal could not take it down in time."""
+    message = f"{result.message} The journal could not write this down in time."
+    if result.code is None:
+        return with_words(result, message, result.content)
+    told = failure(result.code, message, result.outcome, True, result.applied, result.retryable, result.retry_after)
+    return with_words(result, message, told)
 
 
 def raised(error: BaseException) -> str:

@@ -50,6 +50,7 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
     """
 
     policy: ToolPolicy
@@ -68,6 +69,7 @@ class Tool:
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    joins_duplicates: bool
 
     @property
     def name(self) -> str:
@@ -200,6 +202,7 @@ def compile_tool(
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )
 
 

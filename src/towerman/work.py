@@ -46,7 +46,8 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key, if it came with one.
+        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same on
+            every attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -77,7 +78,12 @@ class Context(Generic[DepsT]):
         self.deadline = job.due
 
     async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """Answer calls that this call makes itself (nested calls), in its own run: one result each, in order.
 
@@ -88,13 +94,14 @@ class Context(Generic[DepsT]):
         Args:
             calls: as `Run.execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `Run.execute` takes it.
             on_result: sees each result as it is sealed.
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
             asyncio.CancelledError: this call was told to stop; the nested ones were sealed first.
         """
-        return await self._execute(calls, format=format, on_result=on_result)
+        return await self._execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     @property
     def cancelled(self) -> bool:
@@ -202,6 +209,53 @@ class Want(Wants[Lot[Owner]]):
         return other
 
 
+class Filed:
+    """What the journal knows a call by, and what it was told of it.
+
+    Attributes:
+        key: where the call's identity is stored; None: it has none.
+        digest: of its arguments.
+        token: of the start that its intent was written for.
+        begun: the intent is on the disk.
+        told: its outcome was handed to the journal, or came from there.
+    """
+
+    __slots__ = ("begun", "digest", "key", "told", "token")
+
+    def __init__(self, key: bytes | None, digest: bytes | None) -> None:
+        self.key = key
+        self.digest = digest
+        self.token = b""
+        self.begun = False
+        self.told = False
+
+
+class Join:
+    """A call that waits for the answer of the same call, which is at work elsewhere. It holds nothing.
+
+    Attributes:
+        work, index: which call it is.
+        since: when it began to wait.
+        due: when it waits no more.
+        ready: the plan would let it start.
+        stop: ends the waiting for that.
+    """
+
+    __slots__ = ("due", "index", "ready", "since", "stop", "work")
+
+    def __init__(self, work: Work, index: int, since: float, due: float) -> None:
+        self.work = work
+        self.index = index
+        self.since = since
+        self.due = due
+        self.ready = False
+        self.stop: Callable[[], object] = _nothing
+
+
+def _nothing() -> None:
+    return
+
+
 class Job:
     """A granted call, from its start to its seal or, as an orphan, to its end.
 
@@ -218,6 +272,9 @@ class Job:
     ticket: Ticket | None = None
     why: Code | None = None
     reason = ""
+    # While the journal is told of it: that it is to start, or what it came to.
+    intending = False
+    outcome: Result | None = None
 
     def __init__(self, work: Work, index: int, entry: Slot, tool: Tool, granted: float, due: float) -> None:
         self.work = work
@@ -320,6 +377,8 @@ class Work:
         groups: by index, the calls that one run may answer together; None where there are none.
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
+        filed: by index, what the journal knows calls by; None where there is no journal.
+        joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
@@ -334,10 +393,12 @@ class Work:
         "context",
         "ended",
         "error",
+        "filed",
         "generation",
         "given_up",
         "groups",
         "jobs",
+        "joins",
         "keywords",
         "left",
         "notice",
@@ -380,6 +441,8 @@ class Work:
         self.groups: dict[int, Group] | None = None
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
+        self.filed: dict[int, Filed] | None = None
+        self.joins: dict[int, Join] | None = None
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
@@ -468,7 +531,8 @@ class BatchResult(Sequence[Result]):
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
             source = result.shared_with
-            started = sealed - result.ran if result.started and source is None else None
+            ran = result.started and source is None and not result.replayed
+            started = sealed - result.ran if ran else None
             queued = (
                 (started if started is not None else sealed) - result.waited
                 if started is not None or result.waited

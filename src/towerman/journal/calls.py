@@ -15,7 +15,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
 from towerman.journal.session import Session
-from towerman.records import Answer, Intent, JournalUnavailable, Record, State, Unsettled, Verdict, verdict
+from towerman.records import (
+    Answer,
+    Intent,
+    JournalUnavailable,
+    NotBegun,
+    Record,
+    State,
+    Unsettled,
+    Verdict,
+    verdict,
+)
 
 Row = tuple[object, ...]
 
@@ -164,6 +174,21 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
     return "run", record
 
 
+def begin_all(session: Session, intents: Sequence[Intent]) -> None:
+    """Write the intents of calls that one run answers: all of them, or none.
+
+    Raises:
+        NotBegun: not all of them may run.
+        Unsettled: the claim that one comes under is another worker's by now.
+    """
+    before = len(session.begun)
+    told = [begin(session, one) for one in intents]
+    if any(what != "run" for what, _ in told):
+        del session.begun[before:]
+        session.held.difference_update(one.token for one in intents)
+        raise NotBegun(told)
+
+
 def withdraw(session: Session, tokens: Iterable[bytes]) -> int:
     """Take back intents whose calls never reached their first line: it is as if they had not been written."""
     count = 0
@@ -228,17 +253,21 @@ def _keep_answer(session: Session, number: int, answer: Answer) -> None:
 
 
 def note(session: Session, intent: Intent, answer: Answer) -> bool:
-    """Write down a call that has no effect, when it has ended; False where one of its identity is there."""
+    """Write down a call that needed no intent, when it has ended; False where one of its identity is there.
+
+    It has no effect, or the run of another one has answered it.
+    """
     assert intent.key is not None, "what has no identity is never looked up"
     me, now = session.sign(), session.wall()
     made = session.db.execute(
         "INSERT INTO calls (key, token, owner, state, tool, run_id, batch, slot, call_id, tenant, digest, harmless, "
         "effect_free, intended_at, ended_at, outcome, code, applied) "
-        "VALUES (?, ?, ?, 'done', ?, ?, ?, ?, ?, ?, ?, 1, 1, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
         (
             intent.key,
             intent.token,
             me,
+            "unknown" if answer.applied == "unknown" else "done",
             intent.tool,
             intent.run_id,
             intent.batch,
@@ -246,6 +275,8 @@ def note(session: Session, intent: Intent, answer: Answer) -> bool:
             intent.call_id,
             intent.tenant,
             intent.digest,
+            intent.harmless,
+            intent.effect_free,
             now,
             now,
             answer.outcome,

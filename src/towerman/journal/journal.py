@@ -142,6 +142,16 @@ class Journal:
         """
         return self._writer.ask(lambda session: calls.begin(session, intent))
 
+    def begin_all(self, intents: Sequence[Intent]) -> Future[None]:
+        """Write the intents of calls that one run answers: they are on the disk when the future is done, all or none.
+
+        Args:
+            intents: the calls that are about to start.
+
+        The future fails with `NotBegun` where something else is to be done with one of them.
+        """
+        return self._writer.ask(lambda session: calls.begin_all(session, intents))
+
     def withdraw(self, token: bytes) -> Future[int]:
         """Take an intent back whose call never reached its first line; tried again until it is done.
 
@@ -159,6 +169,19 @@ class Journal:
             running: its work goes on; how it ends is written later.
         """
         return self._writer.ask(lambda session: calls.finish(session, token, answer, running=running), again=True)
+
+    def finish_all(self, ended: Sequence[tuple[bytes, Answer]]) -> Future[None]:
+        """The same for calls that one run has answered, in one step.
+
+        Args:
+            ended: the tokens of their starts, and what each came to.
+        """
+
+        def step(session: Session) -> None:
+            for token, answer in ended:
+                calls.finish(session, token, answer)
+
+        return self._writer.ask(step, again=True)
 
     def note(self, intent: Intent, answer: Answer) -> Future[bool]:
         """Write down a call without effect that has ended; False where one of its identity is there.

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final, TypeVar, cast
 from weakref import WeakSet
@@ -72,6 +72,11 @@ class Asked:
         self.again = again
 
 
+def _done(future: Future[None]) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_result(None)
+
+
 _WRITERS: WeakSet[Writer] = WeakSet()
 
 
@@ -88,6 +93,7 @@ class Writer:
         self.path = path
         self._busy_seconds = busy_seconds
         self._made = made
+        self.futures: Callable[[], Future[object]] = Future  # a test may want to know of them
         self._now = RealClock().now
         self._renew()
         _WRITERS.add(self)
@@ -133,7 +139,7 @@ class Writer:
         Returns:
             A future with what the step returns; `JournalUnavailable` where it was not done.
         """
-        future: Future[T] = Future()
+        future = cast("Future[T]", self.futures())
         asked = Asked(step, cast("Future[object]", future), writes, again)
         with self._lock:
             if self._useless or self._pid != os.getpid():
@@ -154,22 +160,23 @@ class Writer:
         return future
 
     def watch(self, key: bytes) -> Future[None]:
-        """A future that is done once nobody is at work on a call any more; one that nobody is at work on is done soon.
+        """A future that is done once nobody is at work on a call any more; at once where nobody is, or nobody can say.
 
         Whoever cancels it waits no more.
         """
         future: Future[None] = Future()
-        with self._lock:
-            if self._closing or self._useless or self._pid != os.getpid():
-                future.set_result(None)  # who looks again is told what is wrong
-                return future
-            self._watched.setdefault(key, []).append(future)
-            self._looked_at = 0.0
-            try:
-                self._wake()
-            except RuntimeError:
-                self._watched.pop(key, None)
-                future.set_result(None)
+
+        def begin(session: Session) -> None:
+            if calls.at_work(session, (key,)):
+                self._watched.setdefault(key, []).append(future)
+            else:
+                _done(future)
+
+        def failed(asked: Future[None]) -> None:
+            if asked.exception() is not None:  # who looks again is told what is wrong
+                _done(future)
+
+        self.ask(begin, writes=False).add_done_callback(failed)
         return future
 
     def _wake(self) -> None:
@@ -253,8 +260,12 @@ class Writer:
         session.begun.clear()
         if writes:
             self._beat_at = self._now()
-            if self._watched and not self._watched.keys().isdisjoint(session.touched):
-                self._looked_at = 0.0
+            keys = self._watched.keys() & session.touched
+            if keys:
+                try:
+                    self._let_go(session, keys)
+                except sqlite3.Error:
+                    self._looked_at = 0.0  # and is looked at soon
         for one, value, problem in answered:
             if problem is None:
                 one.future.set_result(value)
@@ -357,45 +368,39 @@ class Writer:
             self._do([Asked(lambda _: None, Future(), False, False)])
         session = self._session
         if session is None:
-            if self._watched:
-                self._do([Asked(lambda _: None, Future(), False, False)])
-                session = self._session
-        elif session.held and now - self._beat_at >= BEAT_SECONDS:
+            return
+        if session.held and now - self._beat_at >= BEAT_SECONDS:
             self._beat_at = now
             self._do([Asked(lambda one: one.beat(), Future(), True, False)])
         if self._watched:
             self._look_at_watched(now, session)
 
-    def _look_at_watched(self, now: float, session: Session | None) -> None:
-        with self._lock:
-            for key, futures in list(self._watched.items()):
-                futures[:] = [one for one in futures if not one.done()]
-                if not futures:
-                    del self._watched[key]
-            keys = list(self._watched)
-        if not keys:
+    def _look_at_watched(self, now: float, session: Session) -> None:
+        """Calls of other processes that somebody waits for: has one ended, or its process?"""
+        for key, futures in list(self._watched.items()):
+            futures[:] = [one for one in futures if not one.done()]
+            if not futures:
+                del self._watched[key]
+        if not self._watched or not self._open:
             return
-        over: list[bytes] = keys
-        if session is not None and self._open:
-            try:
-                version = session.db.execute("PRAGMA data_version").fetchone()[0]
-            except sqlite3.Error:
-                version = -1
-            if version == self._seen_version and now - self._looked_at < LOOK_SECONDS:
-                return
-            self._seen_version, self._looked_at = version, now
-            found: Future[object] = Future()
-            self._do([Asked(lambda one: calls.at_work(one, keys), found, False, False)])
-            if found.exception() is None:
-                busy = cast("set[bytes]", found.result())
-                over = [key for key in keys if key not in busy]
-        ended: list[Future[None]] = []
-        with self._lock:
-            for key in over:
-                ended += self._watched.pop(key, [])
-        for future in ended:
-            if future.set_running_or_notify_cancel():
-                future.set_result(None)
+        try:
+            version = session.db.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            version = -1
+        if version == self._seen_version and now - self._looked_at < LOOK_SECONDS:
+            return
+        self._seen_version, self._looked_at = version, now
+        keys = tuple(self._watched)
+        self._transact([Asked(lambda one: self._let_go(one, keys), Future(), False, False)])
+
+    def _let_go(self, session: Session, keys: Iterable[bytes]) -> None:
+        """Tell those who wait for calls on which nobody is at work."""
+        keys = tuple(keys)
+        busy = calls.at_work(session, keys)
+        for key in keys:
+            if key not in busy:
+                for future in self._watched.pop(key, ()):
+                    _done(future)
 
     # ---------------------------------------------------------------- ending
 
@@ -417,7 +422,10 @@ class Writer:
         session = self._session
         if session is not None and (session.me is not None or self._later):
             self._do([Asked(lambda one: one.leave(), Future(), True, False)])
-        self._look_at_watched(0.0, None)
+        for futures in self._watched.values():
+            for future in futures:
+                _done(future)
+        self._watched.clear()
         if session is not None and self._open:
             self._open = False
             try:

@@ -78,7 +78,9 @@ class Ending(Offering):
         goes_on = False
         if job is not None:
             job.sealed = True
-            goes_on = not ended and not self._called_off(job)
+            goes_on = not ended and job.outcome is None and not self._called_off(job)
+            if job.outcome is not None and work.results[index] is None:
+                self._seal(work, index, job.outcome, core.now())
         if work.results[index] is None:
             tool, started = work.tools[index], ended or goes_on
             applied: Applied = "unknown" if started and (tool is None or not tool.effect_free) else "no"
@@ -139,7 +141,7 @@ class Ending(Offering):
             else:
                 self._seal_error(job, error, now)
         gate = core.gate
-        if work.plan.trivial:
+        if work.plan.trivial or job.outcome is not None:  # the plan is told once the outcome is written down
             with core.lock:
                 job.ended = True
                 decided = gate.finish(job.entry, now)
@@ -330,7 +332,7 @@ class Ending(Offering):
 
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
-        if job.why is not None or job.sealed:
+        if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
             self._tell_to_stop(job, why, reason)

@@ -45,6 +45,10 @@ class Intake(Sealer):
         """If every call is sealed, wake whoever waits for that."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    async def _recall(self, work: Work) -> None:
+        """Ask the journal which calls were begun before, and answer those that were."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
         raise NotImplementedError  # pragma: no cover - sharing's
@@ -96,6 +100,10 @@ class Intake(Sealer):
             alike = await self._alike(work)
             if work.closing is not None:
                 return
+        if core.journal is not None:
+            await self._recall(work)
+            if work.closing is not None:
+                return
         if needs is not None or any_holds or alike is not None:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
@@ -133,7 +141,7 @@ class Intake(Sealer):
                     self._tell(work, index, "waiting", waiting_for=waits[0])
         for index, result in enumerate(work.results):
             if result is not None:
-                self._settle_in_plan(work, index, False)
+                self._settle_in_plan(work, index, result.ok)
         self._offer_ready(work, plan.start())
         self._hand_on(work)
 

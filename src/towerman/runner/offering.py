@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from towerman import sealing
 from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import Job, Owner, Slot, Work
+from towerman.work import NOT_STARTED, Job, Join, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -46,6 +47,7 @@ class Offering(Sharing):
         self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
+        self._joins: dict[Join, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -89,6 +91,8 @@ class Offering(Sharing):
             want = work.wants[index]
             if want is not None and work.results[index] is None:
                 offers.append((want, (work, index), now))
+            elif work.joins and index in work.joins:
+                work.joins[index].ready = True
         return offers
 
     def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
@@ -114,6 +118,9 @@ class Offering(Sharing):
 
     def _offer_row(self, work: Work, calls: range) -> None:
         core = self.core
+        if work.joins:
+            for index in work.joins.keys() & calls:
+                work.joins[index].ready = True
         with core.lock:
             decided = gather(core) if core.strays else []
             if work.generation != core.generation:
@@ -279,11 +286,32 @@ def gather(core: Core) -> list[Slot]:
         else:
             jobs = [lost]
         for job in jobs:
+            abandon(core, job)
             if job.entry.status == GRANTED:
                 count_orphan(core, job, 0)
                 job.sealed = job.ended = True
                 decided += gate.finish(job.entry, now)
     return decided
+
+
+def abandon(core: Core, job: Job) -> None:
+    """Nobody will hear how a call ends: tell the journal that its effect is unknown, or that it never began."""
+    if job.work.filed is None or core.journal is None:
+        return
+    if job.intending:
+        for one in job.work.filed.values():  # its own, and those of calls that were merged into its run
+            if one.token and not one.begun:
+                core.journal.withdraw(one.token)
+    filed = job.work.filed.get(job.index)
+    if filed is None or not filed.begun or filed.told:
+        return
+    filed.told = True
+    if job.started == NOT_STARTED:
+        core.journal.withdraw(filed.token)
+    else:
+        core.journal.finish(filed.token, sealing.abandoned())
+    if filed.key is not None:
+        core.flights.pop(filed.key, None)
 
 
 def count_orphan(core: Core, job: Job, goes_on: int) -> None:

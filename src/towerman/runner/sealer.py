@@ -41,6 +41,18 @@ class Sealer:
     def __init__(self, core: Core) -> None:
         self.core = core
 
+    def _file(self, work: Work, index: int, result: Result) -> None:
+        """A call is sealed: tell the journal what it came to."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
+    def _conclude(self, job: Job, result: Result, now: float) -> bool:
+        """A call has ended that the journal knows of: its outcome is written down before its result is."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
+    def _file_late(self, job: Job, code: Code | None, applied: Applied, content: str) -> None:
+        """What came of a call after it was sealed, or told to stop."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
     def _close(self, work: Work, code: Code, outcome: Outcome, reason: str) -> None:
         """End a batch early."""
         raise NotImplementedError  # pragma: no cover - the runner's
@@ -112,9 +124,8 @@ class Sealer:
         message = "The call succeeded."
         if work.groups is not None:
             message += self._joint(work, index)
-        self._seal(
-            work,
-            index,
+        self._seal_job(
+            job,
             make_result(
                 index,
                 work.calls[index].id,
@@ -178,10 +189,13 @@ class Sealer:
         self, job: Job, value: object, error: BaseException | None, encoded: Encoded | EncodingError | None, now: float
     ) -> None:
         """What a call brings after it was sealed, or was told to stop: no result any more, but kept for a while."""
-        if isinstance(error, asyncio.CancelledError):
-            return
         work, index, tool = job.work, job.index, job.tool
+        if isinstance(error, asyncio.CancelledError):
+            if work.filed is not None:
+                self._file_late(job, "handler_cancelled", "no" if tool.effect_free else "unknown", "")
+            return
         applied: Applied = "no" if tool.effect_free else "yes"
+        code: Code | None = None
         if error is None:
             if encoded is None:
                 try:
@@ -189,8 +203,11 @@ class Sealer:
                 except BaseException as wrong:  # of the tool's own encoder
                     encoded = EncodingError(sealing.raised(wrong))
             content = encoded.text if isinstance(encoded, Encoded) else str(encoded)
+            code = None if isinstance(encoded, Encoded) else "encoding_error"
         else:
-            _, content, applied = self._told_of(tool, error)
+            code, content, applied = self._told_of(tool, error)
+        if work.filed is not None:
+            self._file_late(job, code, applied, content)
         result = work.results[index]
         letter = DeadLetter(
             work.run.run_id,
@@ -227,9 +244,8 @@ class Sealer:
         if work.groups is not None:
             message += self._joint(work, index)
         content = sealing.failure(code, message, outcome, True, applied, retryable)
-        self._seal(
-            work,
-            index,
+        self._seal_job(
+            job,
             make_result(
                 index,
                 work.calls[index].id,
@@ -259,9 +275,16 @@ class Sealer:
         group = work.groups.get(index) if work.groups is not None else None
         return group.note if group is not None and group.source == index else ""
 
+    def _seal_job(self, job: Job, result: Result, now: float) -> None:
+        """Write the result of a call that has run, or let the journal have it first."""
+        if job.work.filed is None or not self._conclude(job, result, now):
+            self._seal(job.work, job.index, result, now)
+
     def _seal(self, work: Work, index: int, result: Result, now: float) -> None:
         """Write the one result of a call."""
         core = self.core
+        if work.filed is not None:
+            self._file(work, index, result)
         work.results[index] = result
         work.sealed_at[index] = now
         work.left -= 1

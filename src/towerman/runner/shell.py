@@ -27,7 +27,7 @@ from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.ending import Ending
+from towerman.runner.filing import Filing
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -56,7 +56,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Ending):
+class Shell(Filing):
     """The runner of one event loop."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Shell(Ending):
     def _start(self, entry: Slot) -> None:
         """Start the handler of a granted call."""
         work, index = entry.owner
-        keywords = work.keywords[index]
+        keywords = own = work.keywords[index]
         if work.groups is not None and keywords is not None and work.closing is None:
             keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
@@ -198,21 +198,31 @@ class Shell(Ending):
         if core.emit is not None:
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
             self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes)
+        if work.filed is not None and not tool.effect_free and self._intend(job, keywords, own or keywords):
+            return
+        self._launch(job, keywords)
+
+    def _launch(self, job: Job, keywords: dict[str, object]) -> None:
+        """Nothing stands between a granted call and its first line any more."""
+        work, index, tool = job.work, job.index, job.tool
         if tool.context_parameter is not None:
-            keywords[tool.context_parameter] = Context(job, work.calls[index], work.run)
+            context: Context[object] = Context(job, work.calls[index], work.run)
+            keywords[tool.context_parameter] = context
+            if context.idempotency_key is None and not tool.effect_free:
+                context.idempotency_key = self._effect_key(work, index, tool)
         if tool.in_thread:
             self._start_thread(job, keywords)
         elif not tool.own_task and self._free_worker is work and self._next is None:
             self._next = job, keywords
         else:
             body = self._in_task(job, keywords)
-            context = work.context.copy()
+            variables = work.context.copy()
             if self.loop.get_task_factory() is None:
-                job.task = asyncio.Task(body, loop=self.loop, context=context)
+                job.task = asyncio.Task(body, loop=self.loop, context=variables)
             else:
                 try:
                     # Not by context=, which older factories do not take.
-                    task = context.run(self.loop.create_task, body)
+                    task = variables.run(self.loop.create_task, body)
                     job.task = task
                     if job.why is not None and not job.sealed:  # an eager first step had itself told to stop
                         task.cancel()
@@ -346,12 +356,16 @@ class Shell(Ending):
             if not job.sealed and job.due < following:
                 following = job.due
         following = min(following, self._due())
+        if self._joins:
+            following = min(following, self._look_at_joins(now))
         if following < self._timer_at:
             self._arm(following)
 
     def _look_at(self, job: Job, now: float) -> None:
         """Is a granted call due, or over without having been able to tell?"""
-        if job.task is not None and cast("asyncio.Task[None]", job.task).done():
+        if job.intending or job.outcome is not None:
+            self._look_at_filing(job, now)
+        elif job.task is not None and cast("asyncio.Task[None]", job.task).done():
             # Somebody else ended the task before its first step, so its body could not tell.
             self._never_started(job, "cancelled", "Not started: its task was cancelled by somebody else.", "cancelled")
         elif job.due <= now:

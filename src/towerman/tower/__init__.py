@@ -5,7 +5,13 @@ Four files, each standing on those before it: `statistics` is numbers at one ins
 """
 
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import (
+    BreakerStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Statistics,
+)
 from towerman.tower.tower import Tower
 
-__all__ = ["BreakerStatistics", "PoolStatistics", "RateStatistics", "Run", "Statistics", "Tower"]
+__all__ = ["BreakerStatistics", "JournalStatistics", "PoolStatistics", "RateStatistics", "Run", "Statistics", "Tower"]

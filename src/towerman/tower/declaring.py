@@ -26,6 +26,7 @@ from towerman.policy import (
     Breaker,
     Declared,
     Merge,
+    OnDuplicate,
     Pool,
     Preset,
     Rate,
@@ -161,6 +162,7 @@ class Declaring:
         merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
+        on_duplicate: OnDuplicate | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -204,6 +206,8 @@ class Declaring:
             run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
                 is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
+            on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
+                its answer, "conflict" is refused; default: the tower's.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.

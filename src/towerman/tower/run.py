@@ -8,8 +8,9 @@ Not here: making one and its options (tower), running a batch (runner).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from towerman.calls import Batch, Call
 from towerman.errors import PolicyError
@@ -19,6 +20,10 @@ from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.runner import Shells, SyncDoor
+
+
+MOST_ID: Final = 256
+"""Longest name of a batch."""
 
 
 class Host(Protocol):
@@ -72,13 +77,21 @@ class Run:
         await self.aclose()
 
     async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """Answer every call of one model response: one result a call, in emitted order, whatever happens.
 
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in
+                a run of the same id, is answered and not run again; not given: the provider's id of the response
+                counts.
             on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
                 large. If it raises, the batch is finished first and then the error is raised.
 
@@ -87,14 +100,18 @@ class Run:
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
-            PolicyError: `on_result` is no plain function; nothing was run.
+            PolicyError: `on_result` is no plain function, or `batch_id` no short text; nothing was run.
             asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
                 tower's `grace`; its results are in `last_batch`.
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         if on_result is not None:
             _check_hook(on_result)
+        if batch_id is not None:
+            _check_batch_id(batch_id)
         batch = self._decode(calls, format)
+        if batch_id is not None:
+            batch = replace(batch, batch_id=batch_id)
         shell = self._tower._shells.here()
         work: Work | None = None
 
@@ -114,7 +131,12 @@ class Run:
         return done
 
     def execute_sync(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """`execute` for code without an event loop: waits in this thread until every call has its result.
 
@@ -124,12 +146,15 @@ class Run:
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
 
         Raises:
             PolicyError: an event loop runs in this thread: await `execute` there.
         """
-        return self._tower._sync.run("execute_sync", lambda: self.execute(calls, format=format, on_result=on_result))
+        return self._tower._sync.run(
+            "execute_sync", lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +237,11 @@ def _is_plain(call: Call) -> bool:
         and type(call.arguments) in (dict, str)
         and all(type(one) is str for one in fields)
     )
+
+
+def _check_batch_id(batch_id: object) -> None:
+    if not isinstance(batch_id, str) or not 0 < len(batch_id) <= MOST_ID:
+        raise PolicyError(f"batch_id: text of 1 to {MOST_ID} characters; got {type(batch_id).__name__}")
 
 
 def _check_hook(hook: object) -> None:

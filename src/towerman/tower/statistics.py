@@ -69,6 +69,37 @@ class BreakerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """What came of the journal since the tower was made.
+
+    Args:
+        intents: calls that were written down before they started.
+        replayed: calls that were answered from the journal, and did not run.
+        joined: calls that waited for the same call elsewhere.
+        conflicts: calls that were refused `idempotency_conflict`.
+        unknown: calls that were answered that nobody knows whether they took effect.
+        unavailable: calls that did not start since the journal could not be used.
+        unwritten: results that were sealed before their outcomes could be written; these are tried again.
+        waiting: what is still to be written, or read.
+        commits: transactions.
+        failures: transactions that failed, of which nothing is there.
+        lost: outcomes that were given up, and answers that could not be encrypted.
+    """
+
+    intents: int
+    replayed: int
+    joined: int
+    conflicts: int
+    unknown: int
+    unavailable: int
+    unwritten: int
+    waiting: int
+    commits: int
+    failures: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
@@ -97,6 +128,7 @@ class Statistics:
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
         events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
         observer_failures: exceptions raised by observers.
+        journal: what came of the journal; None where there is none.
     """
 
     pools: Mapping[str, PoolStatistics]
@@ -123,3 +155,4 @@ class Statistics:
     events_dropped: int
     events_lost: int
     observer_failures: int
+    journal: JournalStatistics | None

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, Self, cast
 from weakref import WeakSet
@@ -31,6 +31,7 @@ from towerman.limits import Limits
 from towerman.policy import (
     TOWER_OPTIONS,
     Mode,
+    OnDuplicate,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -49,7 +50,7 @@ from towerman.policy import (
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
@@ -127,6 +128,8 @@ class Tower(Declaring):
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
+        on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
+            response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
         journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
             made when it is first needed. A path in a file of options is found from the folder of that file.
         secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
@@ -164,6 +167,7 @@ class Tower(Declaring):
         mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
+        on_duplicate: OnDuplicate = "join",
         journal: str | os.PathLike[str] | Journal | None = None,
         secret: str | bytes | None = None,
         _clock: Clock | None = None,
@@ -180,6 +184,7 @@ class Tower(Declaring):
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
         self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
+        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
@@ -421,6 +426,7 @@ class Tower(Declaring):
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -429,6 +435,7 @@ class Tower(Declaring):
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: as `Run.execute` takes it; it needs a `run_id`, too.
             on_result: sees each result as it is sealed.
             run_options: those of `run`.
 
@@ -443,13 +450,14 @@ class Tower(Declaring):
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
-            return await run.execute(calls, format=format, on_result=on_result)
+            return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     def execute_sync(
         self,
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -458,6 +466,7 @@ class Tower(Declaring):
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
             run_options: those of `run`.
 
@@ -466,7 +475,8 @@ class Tower(Declaring):
             KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
         """
         return self._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
+            "execute_sync",
+            lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result, **run_options),
         )
 
     def _close_run(self, state: RunState) -> None:
@@ -563,6 +573,20 @@ class Tower(Declaring):
             events_dropped=sent["dropped"],
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
+            journal=self._journal_statistics(),
+        )
+
+    def _journal_statistics(self) -> JournalStatistics | None:
+        """What came of the journal so far; None where there is none."""
+        if self._journal is None:
+            return None
+        written = self._journal.statistics()
+        return JournalStatistics(
+            **self._core.filed,
+            waiting=written["queued"] + written["later"],
+            commits=written["commits"],
+            failures=written["failures"],
+            lost=written["given_up"] + written["unsealed"],
         )
 
     def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
@@ -677,6 +701,8 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        if self._own_journal and self._journal is not None:
+            await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -705,6 +731,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if self._own_journal and self._journal is not None:
+            self._journal.close(grace)
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
