@@ -459,6 +459,34 @@ class Deferred:
     lacks: str | None = None
 
 
+def new_handle() -> str:
+    """A name for a deferred call that nobody can guess."""
+    return f"later-{os.urandom(10).hex()}"
+
+
+def packed(arguments: Arguments | str, idempotency_key: str | None) -> bytes | None:
+    """What is stored of a call that is to run later; None where its arguments are no JSON."""
+    try:
+        return json.dumps([arguments, idempotency_key], separators=(",", ":"), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def unpacked(stored: bytes) -> tuple[Arguments | str, str | None]:
+    """The arguments and the idempotency key of such a call.
+
+    Raises:
+        ValueError: it is none.
+    """
+    given = json.loads(stored)
+    if not (isinstance(given, list) and len(given) == 2 and isinstance(given[0], dict | str)):
+        raise ValueError("stored arguments are incomplete")
+    arguments, key = given
+    if not (key is None or isinstance(key, str)):
+        raise ValueError("stored arguments are incomplete")
+    return arguments, key
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """What the queue has for a worker.

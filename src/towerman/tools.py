@@ -19,7 +19,7 @@ from towerman import arguments
 from towerman.access import AccessRule
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_strict, tool_policy
+from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_deferring, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -47,6 +47,7 @@ class Tool:
         timeout: seconds one call may run.
         max_wait: seconds one call may wait.
         wait: it waits when busy.
+        defer: it goes into the durable queue when busy.
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
@@ -66,6 +67,7 @@ class Tool:
     timeout: float
     max_wait: float
     wait: bool
+    defer: bool
     max_result_bytes: int
     effect_free: bool
     own_task: bool
@@ -199,11 +201,24 @@ def compile_tool(
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
+        defer=_defers(policy, tower),
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
         joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )
+
+
+def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
+    """Does a call that cannot start at once go into the durable queue?
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if (policy.when_busy or tower.when_busy) != "defer":
+        return False
+    check_deferring(f"tool {policy.name!r}: ", tower.journal)
+    return True
 
 
 def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:

@@ -33,6 +33,7 @@ Kind = Literal[
     "intended",
     "joined",
     "replayed",
+    "deferred",
     "finished",
     "orphaned",
     "ended",

@@ -250,6 +250,17 @@ class Plan:
             found += [("after", other) for other in self._unended(index, limit - len(found))]
         return found
 
+    def nexts(self, node: int) -> Iterator[int]:
+        """The nodes that wait for a node directly; those from `size` on are junctions."""
+        if not self.trivial:
+            if node < self.size:
+                yield from self._dependents[node] or ()
+            yield from self._after[node] or ()
+
+    def needed(self, index: int) -> Sequence[int]:
+        """The calls whose results a call needs."""
+        return () if self.trivial else self._needs[index]
+
     def edges(self) -> Iterator[tuple[int, int, EdgeKind]]:
         """All edges between calls as (earlier, later, kind), by the earlier one; for explanation.
 

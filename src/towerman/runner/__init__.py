@@ -1,6 +1,6 @@
 """The corridor: performs what plan and gate decide, runs handlers, seals results. The only room that knows asyncio.
 
-Theory. Nine files, each standing on those before it. `sealer` writes the one result of each call; `intake` looks a
+Theory. Twelve files, each standing on those before it. `sealer` writes the one result of each call; `intake` looks a
 batch over; `sharing` lets one run answer several calls; `offering` tells the gate what is ready and passes its
 decisions on; `ending` is every end that a call can come to; `shell` runs batches and what the gate grants, on one loop.
 `stalls` tells when a loop stands still; `shells` keeps one shell for each loop that uses the tower; `sync` lets threads
@@ -15,5 +15,6 @@ Not here: who may start (gate), in what order (plan), what a call wants (work), 
 from towerman.runner.shell import Shell
 from towerman.runner.shells import Shells
 from towerman.runner.sync import SyncDoor
+from towerman.runner.worker import Worker, WorkerReport
 
-__all__ = ["Shell", "Shells", "SyncDoor"]
+__all__ = ["Shell", "Shells", "SyncDoor", "Worker", "WorkerReport"]

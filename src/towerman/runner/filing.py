@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final, TypeVar
 
@@ -31,6 +31,7 @@ from towerman.errors import Code
 from towerman.gate import NEVER
 from towerman.records import (
     Answer,
+    Deferred,
     Identity,
     Intent,
     JournalUnavailable,
@@ -66,6 +67,19 @@ _UNAVAILABLE: Final = "Not started: {why}. A call with side effects runs only wh
 
 class Filing(Ending):
     """What concerns the journal; the runner goes on from here."""
+
+    def _put_before(
+        self,
+        work: Work,
+        queued: Mapping[bytes, tuple[Deferred, Answer | None]],
+        records: Mapping[bytes, Record],
+    ) -> None:
+        """Which calls of a batch were put into the durable queue before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _look_into_queue(self, work: Work, index: int) -> bool:
+        """A call was put into the durable queue since it was looked up: it is answered with what is there."""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
 
     def _launch(self, job: Job, keywords: dict[str, object]) -> None:
         """Nothing stands between a granted call and its first line any more."""
@@ -103,7 +117,7 @@ class Filing(Ending):
         assert journal is not None
         work.filed, work.joins = {}, {}
         found = await self._identities(work)
-        if not found or _over(work):
+        if _over(work) or not (found or (work.deferral is not None and work.deferral.claims)):
             return
         try:
             if core.journal_key is None:
@@ -115,16 +129,24 @@ class Filing(Ending):
                 call, tool = work.calls[index], work.tools[index]
                 assert tool is not None
                 work.filed[index] = Filed(place(key, one), digest(key, tool.name, call.arguments))
-            keys = [filed.key for index, filed in work.filed.items() if index in found and filed.key is not None]
+            if work.deferral is not None:
+                work.filed.update(work.deferral.claims)
+            keys = [filed.key for filed in work.filed.values() if filed.key is not None]
+            asked = journal.deferred_by(keys)
             records = await self._asked(journal.look_up(keys))
+            queued = await self._asked(asked)
+            self._put_before(work, queued, records)
         except JournalUnavailable as trouble:
             if not _over(work):
-                self._all_unavailable(work, found, trouble)
+                claims = work.deferral.claims if work.deferral is not None else ()
+                self._all_unavailable(work, [*found, *claims], trouble)
             return
-        for index in found:
+        for index in list(work.filed):
             if _over(work):
                 return
             filed, want = work.filed[index], work.wants[index]
+            if work.deferral is not None and index in work.deferral.found:
+                continue
             record = records.get(filed.key) if filed.key is not None else None
             if record is not None and want is not None and work.results[index] is None:
                 told = verdict(record, filed.digest, harmless=want.of.policy.repeatable)
@@ -160,7 +182,7 @@ class Filing(Ending):
                     break
         return found
 
-    def _all_unavailable(self, work: Work, found: dict[int, Identity], trouble: JournalUnavailable) -> None:
+    def _all_unavailable(self, work: Work, found: Sequence[int], trouble: JournalUnavailable) -> None:
         """The journal cannot say what was begun before: what may change something does not start."""
         assert work.filed is not None
         for index in found:
@@ -168,7 +190,7 @@ class Filing(Ending):
             want = work.wants[index]
             if want is not None and not want.of.effect_free and work.results[index] is None:
                 self.core.count_filed("unavailable")
-                self._refuse(work, index, "journal_unavailable", _UNAVAILABLE.format(why=_said(trouble)))
+                self._refuse(work, index, "journal_unavailable", _UNAVAILABLE.format(why=in_words(trouble)))
 
     def _act(
         self,
@@ -188,6 +210,8 @@ class Filing(Ending):
         waited_for = work.waited_for.get(index, ()) + ((SAME_CALL,) if waited else ())
         if told == "run":
             return False
+        if told == "deferred":
+            return self._look_into_queue(work, index)
         if told == "conflict":
             core.count_filed("conflicts")
             message = (
@@ -301,7 +325,7 @@ class Filing(Ending):
         try:
             if problem is not None:
                 core.count_filed("unavailable")
-                said = _said(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
+                said = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
                 self._forget(join)
                 self._seal_elsewhere(
                     work, index, tool, "journal_unavailable", f"Not started: {said}.", "rejected", waited
@@ -461,12 +485,12 @@ class Filing(Ending):
             filed.digest,
             tool.name,
             work.run.run_id,
-            work.number,
-            index,
+            *(filed.place or (work.number, index)),
             str(work.calls[index].id)[:ID_CHARACTERS],
             work.run.tenant,
             tool.policy.repeatable,
             tool.effect_free,
+            filed.claim,
         )
 
     def _intended(
@@ -510,7 +534,7 @@ class Filing(Ending):
                 self._never_started(job, "lease_lost", message, "rejected")
             else:
                 core.count_filed("unavailable")
-                said = _said(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
+                said = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
                 self._never_started(job, "journal_unavailable", _UNAVAILABLE.format(why=said), "rejected")
         except Exception as fault:
             self._faulty(work, index, job.entry, fault, job)
@@ -702,7 +726,7 @@ def _callers(work: Work) -> list[Job]:
     return found
 
 
-def _said(trouble: JournalUnavailable) -> str:
+def in_words(trouble: JournalUnavailable) -> str:
     """What is wrong with the journal, for the model: without the name of a file."""
     return _TOLD.get(trouble.trouble, "the journal cannot be used")
 

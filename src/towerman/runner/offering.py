@@ -23,7 +23,7 @@ from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import NOT_STARTED, Job, Join, Owner, Slot, Work
+from towerman.work import NOT_STARTED, Handing, Job, Join, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -48,6 +48,7 @@ class Offering(Sharing):
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
         self._joins: dict[Join, None] = {}
+        self._handings: dict[Handing, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -77,6 +78,10 @@ class Offering(Sharing):
         """A fault of Towerman's own."""
         raise NotImplementedError  # pragma: no cover - of the ends
 
+    def _diverted(self, work: Work, index: int) -> bool:
+        """A call is ready: does it go into the durable queue, or was it put there before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _on_timer(self) -> None:
         """The timer has fired."""
         raise NotImplementedError  # pragma: no cover - the shell's
@@ -90,7 +95,8 @@ class Offering(Sharing):
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
-                offers.append((want, (work, index), now))
+                if work.deferral is None or not self._diverted(work, index):
+                    offers.append((want, (work, index), now))
             elif work.joins and index in work.joins:
                 work.joins[index].ready = True
         return offers
@@ -121,6 +127,10 @@ class Offering(Sharing):
         if work.joins:
             for index in work.joins.keys() & calls:
                 work.joins[index].ready = True
+        if work.deferral is not None:
+            for index in calls:
+                if work.wants[index] is not None and work.results[index] is None:
+                    self._diverted(work, index)
         with core.lock:
             decided = gather(core) if core.strays else []
             if work.generation != core.generation:

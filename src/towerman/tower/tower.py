@@ -319,6 +319,10 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object) -> RunState:
+        """Open a run for a worker."""
+        return self.run(run_id, tenant=tenant, priority=priority, deps=deps)._state
+
     def _checked_run(
         self,
         *,
