@@ -424,6 +424,66 @@ def merging_stubborn(stage: Stage) -> Scene:
     return Scene(stage, tower, calls, options={"fail_fast": True})
 
 
+@scene
+def written_down(stage: Stage) -> Scene:
+    """With a journal: writes on the loop and on a thread, a read, one call twice, a failure, one that needs another;
+    and the first call of all is at work in another run, and joined.
+    """
+    tower = stage.tower(journal=":memory:", run_concurrency=2)
+
+    @tower.tool(independent=True)
+    async def pay(n: int, ctx: Context) -> str:
+        # The same call of the other run may be the one that runs.
+        with stage.on(f"{n}" if ctx.run_id == "mine" else f"other {n}"):
+            await asyncio.sleep(0.1)
+            if n == 3:
+                raise ToolError("no", applied="no")
+        return f"{n}"
+
+    @tower.tool(independent=True)
+    def pay_in_thread(n: int) -> str:
+        return stage.sync_work(stage.loop, f"{n}", 0.1)
+
+    @tower.tool(independent=True, read_only=True)
+    async def look(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.05)
+
+    async def other() -> None:
+        async with tower.run("other") as run:
+            await run.execute([Call("pay", {"n": 0}, idempotency_key="zero")])
+
+    calls = [
+        Call("pay", {"n": 0}, "0", idempotency_key="zero"),
+        Call("pay_in_thread", {"n": 1}, "1", idempotency_key="one"),
+        Call("look", {"n": 2}, "2", idempotency_key="two"),
+        Call("pay", {"n": 3}, "3", idempotency_key="three"),
+        Call("pay", {"n": 4}, "4", ["0"]),
+        Call("look", {"n": 2}, "5", idempotency_key="two"),
+    ]
+    return Scene(stage, tower, calls, beside=other, options={"run_id": "mine"})
+
+
+@scene
+def written_down_merged(stage: Stage) -> Scene:
+    """With a journal: writes that are merged into one run, and identical calls that share one."""
+    tower = stage.tower(journal=":memory:")
+
+    @tower.tool(writes="list", merge=lambda sets: {"n": [n for one in sets for n in one["n"]]})
+    async def add(n: list[int], ctx: Context) -> str:
+        with stage.on(f"{ctx.index}"):
+            await asyncio.sleep(0.1)
+            if 1 in n and len(n) > 1:
+                raise ToolError("no", applied="no")
+        return "added"
+
+    @tower.tool(independent=True, share_identical=True)
+    async def send(ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    calls = [Call("add", {"n": [n]}, str(n)) for n in (1, 2, 3)] + [Call("send", {}, str(n)) for n in (4, 5)]
+    return Scene(stage, tower, calls)
+
+
 # ==================================================================== running one, with something done at a step
 
 Act = Callable[[Scene, int], None]
@@ -541,13 +601,40 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
             assert fate != "cancelled", what
         whole_again(made.tower)
         assert not stage.running.total(), what
+        books(made)
     except BaseException as failure:
         failure.add_note(f"{what}; the story:\n" + "\n".join(stage.story[-100:]))
         raise
     finally:
         patched.undo()
         made.tower._core.workers.close()
+        if made.tower._journal is not None:
+            made.tower._journal.close()
     return seen[0], fate, made
+
+
+def books(made: Scene) -> None:
+    """What the journal says of a scene that is over: what started is there with what came of it, and nothing else is;
+    nothing is open, nobody waits.
+    """
+    tower = made.tower
+    if tower._journal is None:
+        return
+    core = tower._core
+    assert not core.flights and not core.joined and not any(shell._joins for shell in tower._shells._all())
+    records = tower._journal.calls(limit=1000).result()
+    counts = tower._journal.statistics()
+    assert (counts["watched"], counts["later"], counts["given_up"]) == (0, 0, 0)
+    assert all(one.state in ("done", "unknown") for one in records), records
+    for index, result in made.sealed.items():
+        found = next((one for one in records if one.run_id != "other" and one.index == index), None)
+        tool = tower._core.tools[result.tool]
+        if not result.started and result.shared_with is None:
+            assert found is None, f"{result!r} never started, and is written down: {found}"
+        elif not tool.effect_free and not result.replayed and result.shared_with is None:
+            assert found is not None, f"{result!r} is not written down"
+            if result.applied != "unknown":
+                assert (found.state, found.applied) == ("done", result.applied), (result, found)
 
 
 def every_step(name: str, act: Act, *, stride: int = 1, twice: int = 0) -> int:

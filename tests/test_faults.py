@@ -108,6 +108,18 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_recall",
+            "_act",
+            "_join",
+            "_look_again",
+            "_looked",
+            "_intend",
+            "_intended",
+            "_launch",
+            "_forestalled",
+            "_conclude",
+            "_concluded",
+            "_file",
         )
     ),
     *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
@@ -187,6 +199,8 @@ def trial(name: str, place: tuple[Any, str], fails_at: int, cancels: bool, *, la
     finally:
         patched.undo()
         scene.tower._core.workers.close()
+        if scene.tower._journal is not None:
+            scene.tower._journal.close()
     return faulty.count
 
 

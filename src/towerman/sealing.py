@@ -335,17 +335,18 @@ UNSETTLED: Final = "It is not run again, since it may have taken effect: somebod
 
 def _recorded(index: int, call: Call, tool: Tool, record: Record, waited: float, waited_for: tuple[str, ...]) -> Result:
     """The same for a call whose answer is not there: it never came, or was not kept."""
-    known = record.state in ("done", "settled")
-    code: Code | None = None if known and record.applied == "yes" else "effect_unknown"
-    if known and record.code is not None:
-        code = record.code
-    outcome: Outcome = "ok" if code is None else record.outcome if known and record.outcome is not None else "error"
+    done = record.state == "done"
+    known = done or record.state == "settled"
+    code: Code | None = None if known else "effect_unknown"
+    outcome: Outcome = "ok" if known else "error"
+    if done and record.outcome is not None:
+        code, outcome = record.code, record.outcome
     if record.state == "settled":
         message = "The call took effect, as somebody has looked up; what it answered is lost. It did not run again."
-    elif known:
+    elif done:
         message = f"What it answered was not kept. {KEPT}"
     else:
-        message = f"The call was begun before, and its process ended over it. {UNSETTLED}"
+        message = f"The call was begun before, and what came of it is not known. {UNSETTLED}"
     applied: Applied = record.applied if known else "unknown"
     told = {"note": message} if code is None else None
     content = (

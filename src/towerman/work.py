@@ -230,9 +230,10 @@ class Filed:
         claim: the worker's claim under which it runs, or None.
         place: batch and index under which it is written down; None: its own.
         told: its outcome was handed to the journal, or came from there.
+        riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "claim", "digest", "key", "place", "told", "token")
+    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
 
     def __init__(
         self,
@@ -248,6 +249,7 @@ class Filed:
         self.token = b""
         self.begun = False
         self.told = False
+        self.riders: tuple[Filed, ...] = ()
 
 
 class Handing:

@@ -85,12 +85,30 @@ class Filing(Ending):
         """Nothing stands between a granted call and its first line any more."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
-    def _when(self, future: Future[T], then: Callable[[Future[T]], None]) -> None:
-        """Have a function called on this loop when the journal has answered; never, once the loop is gone."""
+    def _when(
+        self, future: Future[T], then: Callable[[Future[T]], None], work: Work, index: int, job: Job | None = None
+    ) -> None:
+        """Have a function called on this loop when the journal has answered; never, once the loop is gone.
+
+        Args:
+            future: the journal's.
+            then: what is called.
+            work, index: for which call.
+            job: the call, where it is granted.
+        """
+
+        def on_loop(done: Future[T]) -> None:
+            try:
+                then(done)
+            except Exception as fault:
+                if job is not None:
+                    self._faulty(work, index, job.entry, fault, job)
+                else:
+                    self._broken(work, index, fault)
 
         def post(done: Future[T]) -> None:
             try:
-                self.loop.call_soon_threadsafe(then, done)
+                self.loop.call_soon_threadsafe(on_loop, done)
             except RuntimeError:  # what the loop was at is nobody's any more, and is looked after as such
                 return
 
@@ -277,7 +295,7 @@ class Filing(Ending):
         work.keywords[index] = None
         future = core.journal.watch(key)
         join.stop = future.cancel
-        self._when(future, lambda _: self._look_again(join))
+        self._when(future, lambda _: self._look_again(join), work, index)
         return False
 
     def _in_a_circle(self, work: Work, key: bytes) -> bool:
@@ -310,40 +328,42 @@ class Filing(Ending):
         assert key is not None
         future = self.core.journal.look_up((key,))
         join.stop = future.cancel
-        self._when(future, lambda done: self._looked(join, done, key))
+        self._when(future, lambda done: self._looked(join, done, key), work, index)
 
     def _looked(self, join: Join, done: Future[dict[bytes, Record]], key: bytes) -> None:
         work, index = join.work, join.index
-        if done.cancelled() or work.results[index] is not None or work.joins is None:
+        if done.cancelled() or work.results[index] is not None:
             return
-        if work.joins.get(index) is not join:
+        if work.joins is None or work.joins.get(index) is not join:
             return
         core, tool = self.core, work.tools[index]
         assert tool is not None and work.filed is not None
         waited = core.now() - join.since
         problem = done.exception()
+<<<<<<< HEAD
         try:
             if problem is not None:
                 core.count_filed("unavailable")
                 said = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
+=======
+        if problem is not None:
+            core.count_filed("unavailable")
+            self._forget(join)
+            message = f"Not started: {_said(problem)}."
+            self._seal_elsewhere(work, index, tool, "journal_unavailable", message, "rejected", waited)
+        else:
+            record = done.result().get(key)
+            told = verdict(record, work.filed[index].digest, harmless=tool.policy.repeatable)
+            if told != "join":
+>>>>>>> jrn
                 self._forget(join)
-                self._seal_elsewhere(
-                    work, index, tool, "journal_unavailable", f"Not started: {said}.", "rejected", waited
-                )
-            else:
-                record = done.result().get(key)
-                told = verdict(record, work.filed[index].digest, harmless=tool.policy.repeatable)
-                if told != "join":
-                    self._forget(join)
-                if told == "run":
-                    self._set_going(work, index, ready=join.ready)
-                    return
-                if not self._act(work, index, tool, told, record, waited=waited):
-                    return
-            result = work.results[index]
-            self._settle(work, index, result is not None and result.ok)
-        except Exception as fault:
-            self._broken(work, index, fault)
+            if told == "run":
+                self._set_going(work, index, ready=join.ready)
+                return
+            if not self._act(work, index, tool, told, record, waited=waited):
+                return
+        result = work.results[index]
+        self._settle(work, index, result is not None and result.ok)
 
     def _set_going(self, work: Work, index: int, *, ready: bool) -> None:
         """A call that waited for the same call elsewhere is to run after all: it is looked over anew."""
@@ -455,17 +475,17 @@ class Filing(Ending):
         filed = work.filed.get(job.index)
         if filed is None or filed.begun:
             return False
-        places = [job.index, *self._riders(work, job.index)]
+        riders = self._riders(work, job.index)
+        places = [job.index, *riders]
         intents = [self._intent(work, index, job.tool) for index in places]
+        filed.riders = tuple(work.filed[one] for one in riders)
         job.intending = True
         now = core.now()
         job.due = min(now + JOURNAL_SECONDS, work.run.limit)
         if job.due < self._timer_at:
             self._arm(job.due)
-        tokens = [one.token for one in intents]
-        self._when(
-            core.journal.begin_all(intents), lambda done: self._intended(job, keywords, own, places, tokens, done)
-        )
+        future = core.journal.begin_all(intents)
+        self._when(future, lambda done: self._intended(job, keywords, own, places, done), work, job.index, job)
         return True
 
     def _riders(self, work: Work, index: int) -> list[int]:
@@ -499,28 +519,21 @@ class Filing(Ending):
         keywords: dict[str, object],
         own: dict[str, object],
         places: list[int],
-        tokens: list[bytes],
         done: Future[None],
     ) -> None:
         """On the loop: the journal has written the intents of a granted call, or it has not."""
         core, work, index = self.core, job.work, job.index
         assert work.filed is not None and core.journal is not None
         problem = done.exception()
-        if job.sealed:  # given up between its grant and its first line
-            if problem is None:
-                for token in tokens:
-                    core.journal.withdraw(token)
+        if job.sealed:  # given up between its grant and its first line, and the intents with it
             return
         job.intending = False
-        try:
-            if problem is None:
-                for one, token in zip(places, tokens, strict=True):
-                    filed = work.filed[one]
-                    if work.results[one] is not None:  # a rider that was sealed meanwhile
-                        core.journal.withdraw(token)
-                        continue
+        if problem is None:
+            for filed in [work.filed[one] for one in places]:
+                if filed.token:  # else it was sealed meanwhile
                     filed.begun = True
                     core.count_filed("intents")
+<<<<<<< HEAD
                 if work.filed[index].key is not None:
                     with core.lock:
                         core.flights[work.filed[index].key] = job  # type: ignore[index]  # looked at just now
@@ -538,6 +551,23 @@ class Filing(Ending):
                 self._never_started(job, "journal_unavailable", _UNAVAILABLE.format(why=said), "rejected")
         except Exception as fault:
             self._faulty(work, index, job.entry, fault, job)
+=======
+            key = work.filed[index].key
+            if key is not None:
+                with core.lock:
+                    core.flights[key] = job
+            if core.emit is not None:
+                self._tell(work, index, "intended", waited=core.now() - job.granted)
+            self._launch(job, keywords)
+        elif isinstance(problem, NotBegun):
+            self._forestalled(job, own, problem)
+        elif isinstance(problem, Unsettled):
+            self._never_started(job, "lease_lost", "Not started: another worker has this call by now.", "rejected")
+        else:
+            core.count_filed("unavailable")
+            message = _UNAVAILABLE.format(why=_said(problem))
+            self._never_started(job, "journal_unavailable", message, "rejected")
+>>>>>>> jrn
 
     def _forestalled(self, job: Job, own: dict[str, object], problem: NotBegun) -> None:
         """Somebody else has begun a granted call, or one whose arguments are in its run, since it was looked up."""
@@ -630,7 +660,7 @@ class Filing(Ending):
         job.due = now + OUTCOME_SECONDS
         if job.due < self._timer_at:
             self._arm(job.due)
-        self._when(core.journal.finish_all(ended), lambda done: self._concluded(job, done))
+        self._when(core.journal.finish_all(ended), lambda done: self._concluded(job, done), work, index, job)
         return True
 
     @staticmethod
@@ -652,15 +682,12 @@ class Filing(Ending):
             return
         job.sealed = True
         work.jobs.pop(index, None)
-        try:
-            if done is None or done.exception() is not None:
-                self.core.count_filed("unwritten")
-                result = sealing.unwritten(result)
-            if work.results[index] is None:
-                self._seal(work, index, result, self.core.now())
-            self._settle(work, index, result.ok)
-        except Exception as fault:
-            self._broken(work, index, fault)
+        if done is None or done.exception() is not None:
+            self.core.count_filed("unwritten")
+            result = sealing.unwritten(result)
+        if work.results[index] is None:
+            self._seal(work, index, result, self.core.now())
+        self._settle(work, index, result.ok)
 
     def _file(self, work: Work, index: int, result: Result) -> None:
         """A call is sealed: tell the journal what it came to, where it is not told yet. Nobody waits for that."""
@@ -674,6 +701,8 @@ class Filing(Ending):
                 core.flights.pop(filed.key, None)
         if work.joins and index in work.joins:
             self._forget(work.joins[index])
+        if filed.token and not filed.begun:
+            self._take_intent_back(filed)
         if filed.told:
             return
         if filed.begun:
@@ -690,6 +719,26 @@ class Filing(Ending):
         if tool.effect_free or result.shared_with is not None:
             filed.told = True
             core.journal.note(self._intent(work, index, tool), Answer.of(result))
+
+    def _take_intent_back(self, filed: Filed) -> None:
+        """A call was given up while its intent was written, with those that were to go into its run."""
+        assert self.core.journal is not None
+        for one in (filed, *filed.riders):
+            if one.token and not one.begun:
+                self.core.journal.withdraw(one.token)
+                one.token = b""
+        filed.riders = ()
+
+    def _file_ended(self, job: Job) -> None:
+        """The work of a call has ended by a cancel, and says nothing more: of an orphan, that it goes on no longer."""
+        core, work = self.core, job.work
+        filed, result = (work.filed or {}).get(job.index), work.results[job.index]
+        if filed is None or not filed.begun or core.journal is None or result is None or not result.still_running:
+            return
+        if filed.key is not None:
+            with core.lock:
+                core.flights.pop(filed.key, None)
+        core.journal.finish(filed.token, Answer.of(result))
 
     def _file_late(self, job: Job, code: Code | None, applied: Applied, content: str) -> None:
         """What came of a call after it was sealed, or told to stop: it settles what was unknown."""
@@ -726,9 +775,14 @@ def _callers(work: Work) -> list[Job]:
     return found
 
 
+<<<<<<< HEAD
 def in_words(trouble: JournalUnavailable) -> str:
+=======
+def _said(problem: BaseException) -> str:
+>>>>>>> jrn
     """What is wrong with the journal, for the model: without the name of a file."""
-    return _TOLD.get(trouble.trouble, "the journal cannot be used")
+    trouble = problem.trouble if isinstance(problem, JournalUnavailable) else ""
+    return _TOLD.get(trouble, "the journal cannot be used")
 
 
 _TOLD: Final = {

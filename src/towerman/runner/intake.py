@@ -53,6 +53,10 @@ class Intake(Sealer):
         """For each call what is equal for calls that one run could answer."""
         raise NotImplementedError  # pragma: no cover - sharing's
 
+    def _answer(self, work: Work, ready: Iterable[int]) -> list[int]:
+        """Answer what needs no run of its own; returns the rest."""
+        raise NotImplementedError  # pragma: no cover - sharing's
+
     def _gather_groups(self, work: Work) -> None:
         """Remember the groups that the plan has found."""
         raise NotImplementedError  # pragma: no cover - sharing's
@@ -142,7 +146,11 @@ class Intake(Sealer):
         for index, result in enumerate(work.results):
             if result is not None:
                 self._settle_in_plan(work, index, result.ok)
-        self._offer_ready(work, plan.start())
+        ready: Iterable[int] = plan.start()
+        if work.groups is not None:  # what the journal has answered may answer others
+            ready = self._answer(work, ready)
+        if work.closing is None:
+            self._offer_ready(work, ready)
         self._hand_on(work)
 
     def _check(self, work: Work, index: int) -> Want | None:

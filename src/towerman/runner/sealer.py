@@ -49,6 +49,10 @@ class Sealer:
         """A call has ended that the journal knows of: its outcome is written down before its result is."""
         raise NotImplementedError  # pragma: no cover - filing's
 
+    def _file_ended(self, job: Job) -> None:
+        """The work of a call has ended by a cancel, and says nothing more."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
     def _file_late(self, job: Job, code: Code | None, applied: Applied, content: str) -> None:
         """What came of a call after it was sealed, or told to stop."""
         raise NotImplementedError  # pragma: no cover - filing's
@@ -192,7 +196,7 @@ class Sealer:
         work, index, tool = job.work, job.index, job.tool
         if isinstance(error, asyncio.CancelledError):
             if work.filed is not None:
-                self._file_late(job, "handler_cancelled", "no" if tool.effect_free else "unknown", "")
+                self._file_ended(job)
             return
         applied: Applied = "no" if tool.effect_free else "yes"
         code: Code | None = None
@@ -284,7 +288,10 @@ class Sealer:
         """Write the one result of a call."""
         core = self.core
         if work.filed is not None:
-            self._file(work, index, result)
+            try:
+                self._file(work, index, result)
+            except Exception as fault:  # whatever the journal is not told, the caller is
+                work.error = work.error or fault
         work.results[index] = result
         work.sealed_at[index] = now
         work.left -= 1
