@@ -306,7 +306,7 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_batch_bytes": 1}, f"max_batch_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"on_excess": "cut"}, "on_excess: one of 'tell', 'queue'"),
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
-    ({"when_busy": "defer"}, "when_busy: one of 'wait', 'reject'"),
+    ({"when_busy": "queue"}, "when_busy: one of 'wait', 'reject', 'defer'"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
     ({"on_duplicate": "wait"}, "on_duplicate: one of 'join', 'conflict'"),
     ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),

@@ -34,13 +34,12 @@ from towerman.records import (
     Answer,
     Deferred,
     DeferredState,
-    JournalUnavailable,
     QueueFull,
     Record,
     new_handle,
     packed,
 )
-from towerman.runner.filing import JOURNAL_SECONDS, Filing, in_words
+from towerman.runner.filing import JOURNAL_SECONDS, Filing, _said
 from towerman.trace import ID_CHARACTERS
 from towerman.work import Deferral, Handing, Slot, Work
 
@@ -135,7 +134,7 @@ class Deferring(Filing):
             if tool.policy.max_queued is not None:
                 most.append((tool.name, tool.policy.max_queued))
         hand.future = core.journal.enqueue(one, body, behind=[deferral.handles[other] for other in behind], most=most)
-        self._when(hand.future, partial(self._handed, hand))
+        self._when(hand.future, partial(self._handed, hand), work, index)
         return True
 
     def _handing(
@@ -198,17 +197,15 @@ class Deferring(Filing):
                 journal.cancel_deferred(row.handle)
             return
         work, index = hand.work, hand.index
-        try:
-            if row is None:
-                self._not_handed(hand, problem)
-            elif row.handle != hand.handle:  # the same call was put there, since it was looked up
-                self._ask_queue(hand, row.key)
-            elif hand.stop is not None or work.closing is not None:
-                self._when(journal.cancel_deferred(row.handle), partial(self._taken_back, hand, row))
-            else:
-                self._seal_row(hand, row, None)
-        except Exception as fault:
-            self._broken(work, index, fault)
+        if row is None:
+            self._not_handed(hand, problem)
+        elif row.handle != hand.handle:  # the same call was put there, since it was looked up
+            self._ask_queue(hand, row.key)
+        elif hand.stop is not None or work.closing is not None:
+            taken = journal.cancel_deferred(row.handle)
+            self._when(taken, partial(self._taken_back, hand, row), work, index)
+        else:
+            self._seal_row(hand, row, None)
 
     def _not_handed(self, hand: Handing, problem: BaseException | None) -> None:
         code: Code = "journal_unavailable"
@@ -217,7 +214,7 @@ class Deferring(Filing):
             message = f"Not started: {hand.why}, and the durable queue is full. Try again later."
         else:
             self.core.count_filed("unavailable")
-            why = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
+            why = "the journal failed" if problem is None else _said(problem)
             message = f"Not started, and not deferred: {hand.why}, and {why}."
         self._end_handing(hand, code, message)
 
@@ -243,13 +240,10 @@ class Deferring(Filing):
         """On the loop: a call that was cancelled while it was written has been taken back, or a worker was faster."""
         if not self._is_open(hand):
             return
-        try:
-            if not done.cancelled() and done.exception() is None and done.result() == "cancelled":
-                self._end_handing(hand, "cancelled", "")
-            else:
-                self._seal_row(hand, row, None)
-        except Exception as fault:
-            self._broken(hand.work, hand.index, fault)
+        if not done.cancelled() and done.exception() is None and done.result() == "cancelled":
+            self._end_handing(hand, "cancelled", "")
+        else:
+            self._seal_row(hand, row, None)
 
     # ================================================================ what was put there before
 
@@ -288,18 +282,15 @@ class Deferring(Filing):
         def heard(done: Future[dict[bytes, tuple[Deferred, Answer | None]]]) -> None:
             if not self._is_open(hand):
                 return
-            try:
-                problem = done.exception()
-                row = None if problem is not None else done.result().get(key)
-                if row is None:
-                    self._not_handed(hand, problem)
-                else:
-                    self._seal_row(hand, *row)
-            except Exception as fault:
-                self._broken(hand.work, hand.index, fault)
+            problem = done.exception()
+            row = None if problem is not None else done.result().get(key)
+            if row is None:
+                self._not_handed(hand, problem)
+            else:
+                self._seal_row(hand, *row)
 
         hand.future = None
-        self._when(journal.deferred_by((key,)), heard)
+        self._when(journal.deferred_by((key,)), heard, hand.work, hand.index)
 
     def _as_it_stands(self, hand: Handing) -> None:
         assert hand.work.deferral is not None

@@ -208,7 +208,7 @@ class Filing(Ending):
             want = work.wants[index]
             if want is not None and not want.of.effect_free and work.results[index] is None:
                 self.core.count_filed("unavailable")
-                self._refuse(work, index, "journal_unavailable", _UNAVAILABLE.format(why=in_words(trouble)))
+                self._refuse(work, index, "journal_unavailable", _UNAVAILABLE.format(why=_said(trouble)))
 
     def _act(
         self,
@@ -340,12 +340,6 @@ class Filing(Ending):
         assert tool is not None and work.filed is not None
         waited = core.now() - join.since
         problem = done.exception()
-<<<<<<< HEAD
-        try:
-            if problem is not None:
-                core.count_filed("unavailable")
-                said = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
-=======
         if problem is not None:
             core.count_filed("unavailable")
             self._forget(join)
@@ -355,7 +349,6 @@ class Filing(Ending):
             record = done.result().get(key)
             told = verdict(record, work.filed[index].digest, harmless=tool.policy.repeatable)
             if told != "join":
->>>>>>> jrn
                 self._forget(join)
             if told == "run":
                 self._set_going(work, index, ready=join.ready)
@@ -533,25 +526,6 @@ class Filing(Ending):
                 if filed.token:  # else it was sealed meanwhile
                     filed.begun = True
                     core.count_filed("intents")
-<<<<<<< HEAD
-                if work.filed[index].key is not None:
-                    with core.lock:
-                        core.flights[work.filed[index].key] = job  # type: ignore[index]  # looked at just now
-                if core.emit is not None:
-                    self._tell(work, index, "intended", waited=core.now() - job.granted)
-                self._launch(job, keywords)
-            elif isinstance(problem, NotBegun):
-                self._forestalled(job, own, problem)
-            elif isinstance(problem, Unsettled):
-                message = "Not started: another worker has this call by now."
-                self._never_started(job, "lease_lost", message, "rejected")
-            else:
-                core.count_filed("unavailable")
-                said = in_words(problem) if isinstance(problem, JournalUnavailable) else "the journal failed"
-                self._never_started(job, "journal_unavailable", _UNAVAILABLE.format(why=said), "rejected")
-        except Exception as fault:
-            self._faulty(work, index, job.entry, fault, job)
-=======
             key = work.filed[index].key
             if key is not None:
                 with core.lock:
@@ -567,7 +541,6 @@ class Filing(Ending):
             core.count_filed("unavailable")
             message = _UNAVAILABLE.format(why=_said(problem))
             self._never_started(job, "journal_unavailable", message, "rejected")
->>>>>>> jrn
 
     def _forestalled(self, job: Job, own: dict[str, object], problem: NotBegun) -> None:
         """Somebody else has begun a granted call, or one whose arguments are in its run, since it was looked up."""
@@ -775,11 +748,7 @@ def _callers(work: Work) -> list[Job]:
     return found
 
 
-<<<<<<< HEAD
-def in_words(trouble: JournalUnavailable) -> str:
-=======
 def _said(problem: BaseException) -> str:
->>>>>>> jrn
     """What is wrong with the journal, for the model: without the name of a file."""
     trouble = problem.trouble if isinstance(problem, JournalUnavailable) else ""
     return _TOLD.get(trouble, "the journal cannot be used")
