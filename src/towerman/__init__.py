@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
     from towerman.report import ObserveReport
+    from towerman.runner import Worker, WorkerReport
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,8 @@ __all__ = [
     "ToolError",
     "Tower",
     "TowermanError",
+    "Worker",
+    "WorkerReport",
     "__version__",
 ]
 
@@ -75,6 +78,8 @@ _LATER = {
     "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
+    "Worker": "runner",
+    "WorkerReport": "runner",
 }
 
 

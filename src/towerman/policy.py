@@ -842,12 +842,12 @@ def check_deferring(where: str, journal: object) -> None:
     """
     if journal is None:
         raise PolicyError(
-            f"{where}when_busy='defer' puts calls into the journal, and the tower has none; say "
+            f"{where}calls are deferred into the journal, and the tower has none; say "
             "Tower(journal='towerman.db'), or when_busy='wait' or 'reject'"
         )
     if not getattr(journal, "keeps_arguments", True):
         raise PolicyError(
-            f"{where}when_busy='defer' puts calls into the journal, which stores no arguments; say "
+            f"{where}calls are deferred into the journal, and this one stores no arguments; say "
             "Journal(..., arguments=True), or when_busy='wait' or 'reject'"
         )
 
@@ -901,7 +901,7 @@ class TowerPolicy:
         for key, option in TOWER.items():
             option.kind.check(key, getattr(self, key))
         if self.when_busy == "defer":
-            check_deferring("", self.journal)
+            check_deferring("when_busy='defer': ", self.journal)
 
 
 TOWER: Final[Mapping[str, Option]] = {

@@ -217,7 +217,7 @@ def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
     """
     if (policy.when_busy or tower.when_busy) != "defer":
         return False
-    check_deferring(f"tool {policy.name!r}: ", tower.journal)
+    check_deferring(f"tool {policy.name!r}: when_busy='defer': ", tower.journal)
     return True
 
 

@@ -191,7 +191,7 @@ class Declaring:
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
-            when_busy: "wait" or "reject".
+            when_busy: "wait", "reject" or "defer" (into the journal's queue).
             preset: "read" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.

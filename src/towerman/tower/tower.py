@@ -113,7 +113,8 @@ class Tower(Declaring):
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
             emitted order within its run), "exclusive" (alone in the process), "independent".
-        when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
+        when_busy: "wait" (in a bounded queue, with a deadline), "reject" (answered at once) or "defer" (put into the
+            journal's queue, for a worker to run; answered `pending` with a handle).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
@@ -496,6 +497,11 @@ class Tower(Declaring):
         self._shells.rest()
 
     # ---------------------------------------------------------------- looking in, ending
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal, which can also be asked; None where there is none."""
+        return self._journal
 
     def add_observer(self, observer: Observer) -> None:
         """Let one more observer see the events from now on.
