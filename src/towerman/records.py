@@ -415,7 +415,7 @@ class Deferred:
         digest: of its arguments.
         priority: higher goes first.
         chain: calls of one chain run one after another, in the order of `position`; None: it stands alone.
-        position: its place in the chain.
+        position: its place in the chain: the one that it has in its batch.
         needs: handles of those whose answers it needs: it is skipped where one of them has none.
         not_before: Unix time before which nobody takes it.
         harmless: repeating it does no harm.

@@ -6,9 +6,9 @@ meanwhile is refused before the handler's first line. When a worker dies, its cl
 intent was written: then the call may have taken effect, and it is unknown until a person settles it (or runs again,
 where that does no harm).
 
-Calls of one chain are given out one after another, in the order in which they came; behind an unknown one the chain
-stands still. A call that comes behind several others joins their chains into one: its place is behind all that is
-there, and the order within each of them stays. So a chain costs one row a call, however many calls wait for how many.
+Calls of one chain are given out one after another, by their places in it; behind an unknown one the chain stands
+still. A call that comes behind several others joins their chains into one, in which the places stay what they were:
+those of one batch are comparable. So a chain costs one row a call, however many calls wait for how many.
 
 House rules. Each function is one step of a transaction that the writer has begun. Arguments go
 when the answer comes.
@@ -35,10 +35,10 @@ _COLUMNS: Final = (
 _SIZE: Final = _COLUMNS.count(",") + 1
 
 _BEHIND: Final = (
-    "EXISTS (SELECT 1 FROM deferred e WHERE e.chain = d.chain AND (e.position, e.id) < (d.position, d.id) "
-    "AND e.state NOT IN ('done', 'cancelled'))"
+    "EXISTS (SELECT 1 FROM deferred e WHERE e.chain = d.chain AND e.state NOT IN ('done', 'cancelled') "
+    "AND (e.state = 'claimed' OR (e.position, e.id) < (d.position, d.id)))"
 )
-"""Something of the same chain comes before it and is not over."""
+"""Something of the same chain comes before it and is not over, or is at work."""
 
 _AT_ONCE: Final = 500
 
@@ -71,7 +71,7 @@ def enqueue(
         session: in whose transaction.
         call: what is put in.
         arguments: of the call, as bytes.
-        behind: handles of the calls that it comes behind; they decide on its chain and its place there.
+        behind: handles of the calls that it comes behind: it joins their chains, and makes them one.
         most: for a tool, or None for all of them, how many may wait.
 
     Raises:
@@ -85,8 +85,7 @@ def enqueue(
     for tool, limit in most:
         _check_room(session, tool, limit)
     if behind:
-        chain, position = _joined(session, behind)
-        call = replace(call, chain=chain, position=position)
+        call = replace(call, chain=_joined(session, behind))
     now = session.wall()
     session.db.execute(
         "INSERT INTO deferred (handle, tool, run_id, key, digest, call_id, batch, slot, tenant, priority, chain, "
@@ -124,10 +123,9 @@ def _check_room(session: Session, tool: str | None, limit: int) -> None:
         raise QueueFull(f"{limit} deferred calls wait, as many as may")
 
 
-def _joined(session: Session, behind: Sequence[str]) -> tuple[str, int]:
-    """One chain of those in which these calls stand, and the place behind all that is in it."""
+def _joined(session: Session, behind: Sequence[str]) -> str:
+    """One chain of those in which these calls stand."""
     chains: dict[str, None] = {}
-    last = -1
     for first in range(0, len(behind), _AT_ONCE):
         some = behind[first : first + _AT_ONCE]
         marks = ",".join("?" * len(some))
@@ -139,14 +137,11 @@ def _joined(session: Session, behind: Sequence[str]) -> tuple[str, int]:
                 session.db.execute("UPDATE deferred SET chain = ? WHERE handle = ?", (chain, handle))
             chains[chain] = None
     if not chains:  # those that it was behind are over and forgotten
-        return behind[0], 0
+        return behind[0]
     chain, *others = chains
-    for one in chains:
-        (place,) = session.db.execute("SELECT max(position) FROM deferred WHERE chain = ?", (one,)).fetchone()
-        last = max(last, place)
     for other in others:
         session.db.execute("UPDATE deferred SET chain = ? WHERE chain = ?", (chain, other))
-    return chain, last + 1
+    return chain
 
 
 def _wanted(tools: Sequence[str] | None, foreign_before: float | None) -> tuple[str, list[object]]:

@@ -395,7 +395,7 @@ class Journal:
         Args:
             call: what is put in.
             arguments: of the call.
-            behind: handles of the calls that it comes behind, which decide on its chain and its place there.
+            behind: handles of the calls that it comes behind: it joins their chains, and makes them one.
             most: (a tool's name, or None for all, how many may wait) pairs.
 
         The future fails with `QueueFull` where as many wait as may.

@@ -125,6 +125,7 @@ class Deferring(Filing):
             index,
             work.run.tenant,
             work.run.priority,
+            position=work.plan.place(index),
             needs=tuple(dict.fromkeys(needs)),
             harmless=tool.policy.repeatable,
         )
@@ -324,7 +325,7 @@ class Deferring(Filing):
                 self._tell(work, index, "replayed", code=result.code)
         else:
             self._join_chain(work, index, row, hand)
-            if row.handle != hand.handle and row.position:
+            if row.handle != hand.handle and row.chain not in (None, row.handle):
                 hand.code = "held_behind"
             result = sealing.queued(index, call, hand.code, hand.why, row.handle, waited, waited_for)
             if core.emit is not None:

@@ -275,6 +275,7 @@ class Worker:
     async def _work(self, once: bool) -> None:
         while not self._stopping:
             due: Due | None = None
+            idle = not self._hand  # what ends from now on may make something due that is not told yet
             try:
                 room = self._room()
                 if room > 0:
@@ -293,7 +294,7 @@ class Worker:
                 await self._rest(TROUBLE_SECONDS)
                 continue
             self._told.discard("journal")
-            if once and not self._hand and due is not None and not self._coming(due):
+            if once and idle and not self._hand and due is not None and not self._coming(due):
                 return
             pause = self._poll
             if due is not None and due.next_at is not None:

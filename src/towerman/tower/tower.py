@@ -457,6 +457,24 @@ class Tower(Declaring):
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
+    async def submit(
+        self, calls: object, *, format: str | None = None, batch_id: str | None = None, **run_options: object
+    ) -> BatchResult:
+        """Put every call of a batch into the journal's queue, in a run of its own; see `Run.submit`.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
+            run_options: those of `run`; its id, tenant and priority go with the calls.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
+            return await run.submit(calls, format=format, batch_id=batch_id)
+
     def execute_sync(
         self,
         calls: object,
