@@ -35,6 +35,7 @@ from towerman import (
     InputError,
     JsonlObserver,
     LogObserver,
+    RateLimited,
     Result,
     Run,
     ToolError,
@@ -262,6 +263,11 @@ failing("exception: cancelled by itself", raising(lambda: asyncio.CancelledError
 failing("exception: validation of its own", lambda: Refusing(name=SECRET))
 failing("exception: base", raising(lambda: GeneratorExit(SECRET)))
 failing("exception: leaves the process", raising(lambda: SystemExit(SECRET)))
+AGAIN: dict[str, Any] = {"read_only": True, "retry": 2}
+failing("retried: exception", raising(lambda: ConnectionError(SECRET)), **AGAIN)
+failing("retried: group", raising(lambda: ExceptionGroup(SECRET, [TimeoutError(SECRET), RateLimited(SECRET)])), **AGAIN)
+failing("retried: what a service asks for", raising(lambda: RateLimited(SECRET)), **AGAIN)
+failing("rate limited: what a service asks for", raising(lambda: RateLimited(Told())))  # type: ignore[arg-type]
 failing("tool error: words", raising(lambda: ToolError(f"no such customer: {SECRET}")), "words")
 
 
@@ -269,6 +275,28 @@ failing("tool error: words", raising(lambda: ToolError(f"no such customer: {SECR
 def _merged_run(play: Play) -> object:
     play.tower.add_tool(raising(lambda: ValueError(SECRET)), writes="k", merge=lambda sets: sets[0])
     return [Call("fail", {}, f"c{place}") for place in range(3)]
+
+
+@source("retried: called off in its rest", grace=1)
+def _rests(play: Play) -> object:
+    async def tool(value: str) -> None:
+        raise RateLimited(4)
+
+    play.tower.add_tool(tool, writes="thing:{value}", idempotent=True, retry=3)
+    return [Call("tool", {"value": SECRET}, "c1", idempotency_key=SECRET)]
+
+
+@source("retried: arguments that cannot be copied")
+def _uncopied(play: Play) -> object:
+    class Odd:
+        def __deepcopy__(self, memo: object) -> object:
+            raise ValueError(SECRET)
+
+    async def tool(value: Any) -> None:
+        raise ConnectionError(SECRET)
+
+    play.tower.add_tool(tool, independent=True, **AGAIN)
+    return [Call("tool", {"value": Odd()}, "c1")]
 
 
 @source("value: shared, that cannot be copied", "content")

@@ -41,7 +41,9 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
@@ -112,7 +114,7 @@ def test_the_tables_name_every_option_once() -> None:
     assert {*TOWER, "pools"} == set(TOWER_OPTIONS)
     assert set(TOOL) == set(TOOL_OPTIONS) - {"name"} | {"preset"}
     assert set(POOL) == {field.name for field in dataclasses.fields(Pool)}
-    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "summarize"}
+    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "still_valid", "summarize"}
     assert all(option.says and option.kind.allowed for table in (TOWER, POOL, TOOL) for option in table.values())
 
 
@@ -186,7 +188,12 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_concurency": 3}, "config: max_concurency: no such key; did you mean 'max_concurrency'?"),
-    ({"zzz": 3}, "config: zzz: no such key; known: debug, grace, "),
+    ({"tools": {"x": {"requires_approval": 1}}}, "config: tools.x.requires_approval: true or false; got 1"),
+    (
+        {"tools": {"x": {"still_valid": "f"}}},
+        "config: tools.x.still_valid: a function, which a file cannot hold",
+    ),
+    ({"zzz": 3}, "config: zzz: no such key; known: approval_lifetime, debug, grace, "),
     ({"engine": {"url": "redis://"}}, "config: engine: no such key; known: "),
     ({"max_concurrency": 0}, "config: max_concurrency: a whole number, 1 or more; got 0"),
     ({"max_concurrency": 2.0}, "config: max_concurrency: a whole number, 1 or more; got 2.0"),
@@ -231,7 +238,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"x": {"pools": 3}}}, "config: tools.x.pools: a list of pool names or a mapping of name to permits"),
     ({"tools": {"x": {"pools": ["a", 3]}}}, "mapping of name to permits; it holds 3"),
     ({"tools": {"x": {"pools": {"a": 0}}}}, "config: tools.x.pools.a: a whole number, 1 or more; got 0"),
-    ({"tools": {"x": {"preset": "write"}}}, "config: tools.x.preset: one of 'read', 'background'"),
+    ({"tools": {"x": {"preset": "writing"}}}, "config: tools.x.preset: one of 'read', 'write', 'background'"),
     ({"tools": {"x": {"description": 3}}}, "config: tools.x.description: text; got 3"),
     ({"tools": {"x": {"independent": True, "reads": "k"}}}, "config: tools.x: independent=True contradicts reads"),
 ]
@@ -628,7 +635,7 @@ def test_presets_are_written_out_where_they_are_given() -> None:
     assert policy(Tower(table), "crm_x", preset="read").max_queued == 7
     assert policy(Tower(table), "bg_x").max_wait == 1
     assert policy(Tower(table), "bg_y", max_queued=2).max_queued == 2
-    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'background'"):
+    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'write', 'background'"):
         policy(Tower(table), preset=["read"])
 
 
@@ -666,7 +673,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.integers(least, least + 40)
         case Seconds(zero):
             return st.one_of(st.integers(0 if zero else 1, 99), st.floats(0.001, 1e6))
-        case Flag():
+        case Flag() | Condition():
             return st.booleans()
         case Word():
             return st.sampled_from(kind.words)
@@ -688,6 +695,11 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
         case Location():
             return st.just(":memory:")  # a path is found from the folder of its file
         case Secret():

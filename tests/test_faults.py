@@ -80,6 +80,18 @@ PLACES: list[tuple[Any, str]] = [
         (Shell, name)
         for name in (
             "_check",
+            "_approval_for",
+            "_edited",
+            "_seal_decided",
+            "_ask_for",
+            "_heard",
+            "_decided",
+            "_leave",
+            "_put_off",
+            "_say_no",
+            "_too_late",
+            "_cleared",
+            "_run_out",
             "_start_plan",
             "_ready",
             "_offer",
@@ -108,6 +120,15 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_attempt",
+            "_try_again",
+            "_rest",
+            "_offer_again",
+            "_failed",
+            "_seal_as_it_was",
+            "_mark_begun",
+            "_tell_fuses",
+            "_rate_limited",
             "_recall",
             "_act",
             "_join",
@@ -122,7 +143,10 @@ PLACES: list[tuple[Any, str]] = [
             "_file",
         )
     ),
-    *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
+    *(
+        (Gate, name)
+        for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")
+    ),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)
@@ -144,7 +168,7 @@ PLACES: list[tuple[Any, str]] = [
 
 async def play(scene: Any, run: Run, cancels: bool) -> BaseException | None:
     """Run the scene's batch, perhaps cancelled half-way; what it raised."""
-    task = asyncio.ensure_future(run.execute(scene.calls, on_result=scene.hook))
+    task = asyncio.ensure_future(scene.hand_in(run))
     if cancels:
         for _ in range(6):
             await asyncio.sleep(0)

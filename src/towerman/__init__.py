@@ -4,12 +4,22 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Pool, Rate
-from towerman.tower import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Run, Statistics, Tower
+from towerman.policy import Breaker, Pool, Rate, Retry
+from towerman.tower import (
+    ApprovalStatistics,
+    BreakerStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Run,
+    Statistics,
+    Tower,
+)
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
+    from towerman.approvals import ApprovalRequest, Approved, Denied
     from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
@@ -23,6 +33,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CODES",
+    "ApprovalRequest",
+    "ApprovalStatistics",
+    "Approved",
     "Batch",
     "BatchResult",
     "Breaker",
@@ -35,6 +48,7 @@ __all__ = [
     "Code",
     "Context",
     "DeadLetter",
+    "Denied",
     "Event",
     "Explanation",
     "InputError",
@@ -53,6 +67,7 @@ __all__ = [
     "RateLimited",
     "RateStatistics",
     "Result",
+    "Retry",
     "Run",
     "Span",
     "Statistics",
@@ -62,15 +77,19 @@ __all__ = [
     "Worker",
     "WorkerReport",
     "__version__",
+    "ask_terminal",
 ]
 
 
 _LATER = {
+    "ApprovalRequest": "approvals",
+    "Approved": "approvals",
     "Change": "changes",
     "Changes": "changes",
     "CheckReport": "check",
     "CloseReport": "leftovers",
     "DeadLetter": "leftovers",
+    "Denied": "approvals",
     "Explanation": "explain",
     "Journal": "journal",
     "JournalUnavailable": "journal",
@@ -80,6 +99,7 @@ _LATER = {
     "ObserveReport": "report",
     "Worker": "runner",
     "WorkerReport": "runner",
+    "ask_terminal": "terminal",
 }
 
 

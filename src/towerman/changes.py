@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final, overload
 
 from towerman.errors import PolicyError
-from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, TowerPolicy, check_limits, shown
+from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, Retry, TowerPolicy, check_limits, shown
 from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
@@ -202,7 +202,7 @@ def _shown(value: object) -> str | None:
 
 
 def _part(value: object) -> str:
-    if isinstance(value, Rate | Breaker):
+    if isinstance(value, Rate | Breaker | Retry):
         return str(value)
     if isinstance(value, tuple) and len(value) == 2:
         return f"{shown(value[0])}: {value[1]}"

@@ -37,8 +37,10 @@ from towerman.policy import (
     TOOL,
     TOWER,
     VARIABLE,
+    Attempts,
     Breaker,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
@@ -361,7 +363,7 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
-        if isinstance(kind, Flag) and not isinstance(value, bool):
+        if isinstance(kind, Flag | Condition) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
         return MappingProxyType(checked) if isinstance(checked, dict) else checked
@@ -612,7 +614,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             return {"type": "integer", "minimum": least}
         case Seconds(zero):
             return {"type": "number", "minimum" if zero else "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
-        case Flag():
+        case Flag() | Condition():
             return {"type": "boolean"}
         case Word():
             return {"anyOf": [{"enum": list(kind.words)}, {"type": "string", "pattern": r"\$\{"}]}
@@ -627,6 +629,15 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
         case Location() | Secret():
             return {"type": "string", "pattern": r"\S"}
         case _:

@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
 from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, X
-from towerman.clock import Clock, RealClock, VirtualClock
+from towerman.clock import Clock, RealClock, VirtualClock, wall_time
 from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
 from towerman.policy import TowerPolicy
 from towerman.threads import Workers
-from towerman.tools import Tool
+from towerman.tools import Condition, Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
 from towerman.work import Job, Join, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approval, Book
     from towerman.explain import Seen
     from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
@@ -95,7 +96,15 @@ class Core:
         generation: how often options, or the locks that calls take, have changed.
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
+        any_gated: some tool's calls may need a person's approval.
         shared: calls that the run of another one answered.
+        approvals: counts of what people were asked, and what they said.
+        asking: approvers at work.
+        claim: uses the record of a call for whoever holds the batch; the first one has it. A durable table of
+            approvals takes its place.
+        retries: attempts after the first that were started.
+        backing_off: calls that wait to be tried again, and hold nothing.
+        random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
         journal: remembers what was begun and what came of it; None: nobody does.
         journal_key: of its digests; None until it was opened.
         filed: what came of the journal, by what it was.
@@ -117,11 +126,20 @@ class Core:
         self.any_exclusive = False
         self.any_subtree = False
         self.any_joined = False
+        self.any_gated = False
         self.crowded = False
         self.generation = 0
         self.widened = 0
         self.answered = 0
         self.shared = 0
+        self.approvals = dict.fromkeys(("asked", "approved", "denied", "expired", "undecided", "ignored", "failed"), 0)
+        self.asking = 0
+        self.claim: Callable[[Approval, object], bool] = lambda approval, holder: approval.claim(holder)
+        self._book: Book | None = None
+        self._digest_key: bytes | None = None
+        self.retries = 0
+        self.backing_off = 0
+        self.random: Callable[[], float] | None = None
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -139,6 +157,7 @@ class Core:
         self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.journal: Journal | None = None
         self.journal_key: bytes | None = None
@@ -158,6 +177,14 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def chance(self) -> float:
+        """A random number from 0 up to 1."""
+        if self.random is None:
+            from random import random
+
+            self.random = random
+        return self.random()
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
         self.gate = gate
@@ -168,10 +195,51 @@ class Core:
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
+        self.backing_off = 0
         self.crowded = False
         self.journal_key = None
         self.flights.clear()
         self.joined.clear()
+        self.asking = 0
+        self._digest_key = None
+
+    @property
+    def book(self) -> Book:
+        """What is known of calls that came back pending; under the lock."""
+        if self._book is None:
+            from towerman.approvals import Book
+
+            self._book = Book()
+        return self._book
+
+    @property
+    def secret(self) -> bytes | None:
+        """What signatures rest on, or None."""
+        from towerman.approvals import secret_bytes
+
+        return None if self.policy.secret is None else secret_bytes(self.policy.secret)
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of digests of arguments: made of the secret, or a random one of this process."""
+        if self._digest_key is None:
+            from towerman.records import keyed, new_secret
+
+            secret = self.secret
+            self._digest_key = new_secret() if secret is None else keyed(secret, "arguments of approvals")
+        return self._digest_key
+
+    def wall(self) -> float:
+        """Unix time in seconds; on a clock of a test, its own."""
+        return wall_time() if isinstance(self.clock, RealClock) else self.now()
+
+    def gated(self, tool: Tool, keywords: Mapping[str, object]) -> bool | Refusal:
+        """Does a call of this tool with these arguments need a person's approval, or why can that not be told?"""
+        rule = tool.requires_approval
+        if isinstance(rule, bool):
+            return rule
+        answer = condition("requires_approval", rule, keywords)
+        return answer if isinstance(answer, bool) else Refusal("policy_error", answer, tool)
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
@@ -270,6 +338,7 @@ class Core:
             other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
             other.any_subtree = self.any_subtree
             other.any_joined = self.any_joined
+            other.any_gated = self.any_gated
             other.hinted = set(self.tools)
             other.means = dict(self.means)
             for pool in self.gate.ledger.pools.values():
@@ -363,6 +432,9 @@ class Core:
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
         want = found[0]
+        gated = self.gated(want.of, found[1])
+        if isinstance(gated, Refusal):
+            return Seen(call, self._known(call), refusal=(gated.code, gated.message))
         touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
         touches += [f"{'write' if access.write else 'read'} {access.template}" for access in want.accesses]
         likeness = want.likeness(call, found[1])
@@ -371,8 +443,9 @@ class Core:
             want.tool,
             tuple(dict.fromkeys(touches)),
             cast("Wants[Lot[int]]", want),
-            likeness=likeness,
-            merged=likeness is not None and want.of.policy.merge is not None,
+            likeness=None if gated and want.of.policy.merge is not None else likeness,
+            merged=not gated and likeness is not None and want.of.policy.merge is not None,
+            approval=gated,
         )
 
     def tool_of(self, call: Call) -> Tool | None:
@@ -444,6 +517,7 @@ class Core:
         """The same, under the lock."""
         self.tools[tool.name] = tool
         self.any_joined = self.any_joined or tool.joins
+        self.any_gated = self.any_gated or tool.requires_approval is not False
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
@@ -504,6 +578,20 @@ class Core:
         with self.lock:  # several loops count
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
             self.codes[code] = self.codes.get(code, 0) + 1
+
+
+def condition(name: str, rule: Condition, keywords: Mapping[str, object]) -> bool | str:
+    """What a declared function of the arguments says, or why it cannot be used, in a sentence for the model."""
+    try:
+        answer = rule(keywords)
+    except Exception as error:
+        return f"Not run: {name} of this tool failed with {type(error).__name__[:64]}."
+    if isinstance(answer, bool):
+        return answer
+    close = getattr(answer, "close", None)
+    if isinstance(answer, Coroutine) and close is not None:
+        close()
+    return f"Not run: {name} of this tool answered neither True nor False, but with {type(answer).__name__[:64]}."
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

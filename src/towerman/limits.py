@@ -177,7 +177,9 @@ class Limits:
         for _ in range(min(SWEPT, len(self._stale_timed))):  # some at a time: those of tenants may remember for a day
             key = next(iter(self._stale_timed))
             del self._stale_timed[key]
-            gone = ledger.drop_meter(key) if key.startswith("rate:") else ledger.drop_fuse(key)
+            for_good = "@run:" in key  # that run is over
+            drop = ledger.drop_meter if key.startswith("rate:") else ledger.drop_fuse
+            gone = drop(key, for_good=for_good)
             if not gone:
                 self._stale_timed[key] = None
 

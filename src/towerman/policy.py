@@ -45,10 +45,11 @@ Undeclared = Literal["ordered", "exclusive", "independent"]
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnRefusal = Literal["tell", "end_turn"]
 OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
-Preset = Literal["read", "background"]
+Preset = Literal["read", "write", "background"]
 
 MIN_RESULT_BYTES: Final = 64
 """Smallest bound of a result: room for the note that says what was cut."""
@@ -60,10 +61,13 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
+    "write": {"when_busy": "wait", "max_wait": 30.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
-"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
-bounded queue (R-71). What is given beside a preset wins over it."""
+"""The waiting policies by name: short repeatable reads wait with a deadline (R-69); what changes something waits as
+long as its approval holds, and is refused at the instant at which that is over (R-70: true of every call that needs
+approval; the preset keeps it from being refused before only since somebody else is at work); work of low priority
+stands in a bounded queue (R-71). What is given beside a preset wins over it."""
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -362,11 +366,105 @@ class CircuitBreaker:
         return breaker_of(where, value)
 
 
+class Condition:
+    """Yes, no, or a function of the arguments that says so."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, False, or a plain function of the arguments that returns one of them"
+
+    def check(self, where: str, value: object) -> object:
+        """As it is; the function is looked at where it is compiled, against the arguments of the tool (tools)."""
+        if not isinstance(value, bool) and not callable(value):
+            raise _say(where, value, self.allowed)
+        return value
+
+
+class Attempts:
+    """How often a call is tried. Whether its tool may be repeated is checked beside its other options."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"
+
+    def check(self, where: str, value: object) -> object:
+        """A Retry; a file says it as a table."""
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            only_known(where, value, _RETRY)
+            if "retry_on" in value:
+                raise PolicyError(f"{where}.retry_on: exception classes, which only code can name: Retry(retry_on=...)")
+            try:
+                return Retry(**value)
+            except PolicyError as wrong:
+                raise PolicyError(str(wrong).replace("Retry.", f"{where}.", 1)) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return Retry(value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
     kind: Kind
     says: str
+
+
+# -------------------------------------------------------------------------------------------- retries
+
+
+TRANSIENT: Final[tuple[type[Exception], ...]] = (ConnectionError, TimeoutError)
+"""What is tried again unless a tool says otherwise: nobody was reached, or no answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a call that has failed is tried again, where repeating it is harmless.
+
+    Between two attempts it holds nothing. The pause before attempt n + 1 is a random part of `initial_delay` times
+    2 to the power of n - 1, at most of `max_delay` ("full jitter": M. Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog, 2015), and never less than the service asked for. Each attempt is admitted like a first one.
+
+    Args:
+        max_attempts: how often it is tried at most, the first time included; 1: never again.
+        initial_delay: seconds of the longest pause before the second attempt, 0 or more.
+        max_delay: seconds of the longest pause at all. A call whose service asks for a longer one is not tried again;
+            its result says after how many seconds that makes sense (`Result.retry_after`).
+        retry_on: exceptions after which it is tried again: a class or several. A handler that ran out of time counts as
+            TimeoutError, an OSError that says that a network or host cannot be reached as ConnectionError. RateLimited
+            is always one of them; ToolError, the handler's own word to the model, only where it, or a class below it,
+            is named. Of a group of exceptions every one must be among them.
+
+    Raises:
+        PolicyError: a number out of its range, or no exception class.
+    """
+
+    max_attempts: int = 3
+    initial_delay: float = 0.2
+    max_delay: float = 5.0
+    retry_on: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        whole("Retry.max_attempts", self.max_attempts)
+        first = seconds("Retry.initial_delay", self.initial_delay, zero=True)
+        most = seconds("Retry.max_delay", self.max_delay, zero=True)
+        if first > most:
+            raise PolicyError(
+                f"Retry.initial_delay: at most max_delay ({most:g} seconds); got {shown(self.initial_delay)}"
+            )
+        given: object = self.retry_on
+        kinds = (given,) if isinstance(given, type) else given
+        if not isinstance(kinds, tuple | list) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
+            raise _say("Retry.retry_on", given, "subclasses of Exception, for example (ConnectionError, TimeoutError)")
+        object.__setattr__(self, "retry_on", tuple(kinds))
+
+    def __str__(self) -> str:
+        kinds = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"{shown(self.max_attempts)} attempts, pauses {self.initial_delay:g} to {self.max_delay:g} s, on {kinds}"
+
+
+_RETRY: Final = tuple(field.name for field in fields(Retry))
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -638,6 +736,7 @@ class ToolPolicy:
     only_call: bool = False
     read_only: bool | None = None
     idempotent: bool | None = None
+    retry: Retry | None = None
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
@@ -647,6 +746,7 @@ class ToolPolicy:
     max_wait: float | None = None
     max_queued: int | None = None
     when_busy: WhenBusy | None = None
+    on_refusal: OnRefusal = "tell"
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
@@ -655,6 +755,8 @@ class ToolPolicy:
     run_in: RunIn | None = None
     own_task: bool = True
     on_duplicate: OnDuplicate | None = None
+    requires_approval: bool | Callable[..., object] = False
+    still_valid: Callable[..., object] | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -685,6 +787,7 @@ TOOL: Final[Mapping[str, Option]] = {
     "only_call": Option(Flag(), "may not share a batch with other calls"),
     "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
     "idempotent": Option(Flag(), "repeating it is harmless"),
+    "retry": Option(Attempts(), "how often its calls are tried; only for a tool that is read_only or idempotent"),
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
@@ -696,6 +799,7 @@ TOOL: Final[Mapping[str, Option]] = {
     "when_busy": Option(
         Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
     ),
+    "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
@@ -709,6 +813,10 @@ TOOL: Final[Mapping[str, Option]] = {
     "on_duplicate": Option(
         Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
     ),
+    "requires_approval": Option(
+        Condition(), "its calls wait for a person's approval; in code also a function of the arguments"
+    ),
+    "still_valid": Option(Function("the arguments"), "asked again when an approved call is about to start"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -766,6 +874,15 @@ def check_merge(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(
             f"{where}: merge joins calls on one resource, and the tool declares none; say reads= or writes=, or leave "
             "merge out"
+        )
+
+
+def check_retry(where: str, policy: ToolPolicy) -> None:
+    """Refuse to repeat what may not be repeated (R-118, R-120)."""
+    if policy.retry is not None and policy.retry.max_attempts > 1 and not policy.repeatable:
+        raise PolicyError(
+            f"{where}: retry repeats a call, and it is not said that this does no harm; say idempotent=True if a "
+            "repeat changes nothing more, read_only=True if the tool has no effect, or leave retry out"
         )
 
 
@@ -827,7 +944,9 @@ def tool_policy(
     check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
-    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    check_retry(where, policy)
+    return policy
 
 
 def check_deferring(where: str, journal: object) -> None:
@@ -888,6 +1007,7 @@ class TowerPolicy:
     timeout: float = 300.0
     grace: float = 5.0
     on_orphan: OnOrphan = "hold"
+    approval_lifetime: float = 3600.0
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
     mode: Mode = "enforce"
@@ -918,6 +1038,7 @@ TOWER: Final[Mapping[str, Option]] = {
     "timeout": Option(Seconds(), "seconds a call may run"),
     "grace": Option(Seconds(zero=True), "seconds a call that was told to stop has for cleaning up"),
     "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
+    "approval_lifetime": Option(Seconds(), "seconds for which a call waits for a person's approval"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),

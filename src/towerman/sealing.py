@@ -31,6 +31,7 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "approval_expired",
         "circuit_open",
         "concurrency_limit",
         "rate_limited",
@@ -47,6 +48,24 @@ WORTH_ANOTHER_TRY: Final = frozenset(
 )
 """Refusals after which the same call can succeed."""
 
+ENDS_TURN: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "rate_limited",
+        "circuit_open",
+        "deadline_exceeded",
+        "would_deadlock",
+    }
+)
+"""Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
+
+TOO_LONG: Final = "the service asks for a longer pause than this tool makes."
+TOO_LATE: Final = "the run's deadline comes first."
+AT_WORK: Final = "calls that it has made were still at work."
+"""Why a call is not tried again."""
+
 _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
@@ -54,6 +73,7 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
     "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
+    "approval_expired": "Not started: its approval was over before its turn came.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
@@ -195,6 +215,35 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
     if why == "deadline_exceeded":
         return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
+
+
+WITH_OTHERS: Final = " It was run with the arguments that came with its approval."
+UNDECIDED: Final = "Not run yet: it waits for a person's approval."
+TAKEN: Final = "Not run again: whoever went on with this batch before is at work with it."
+USED: Final = "Not run again: it has its result from when this batch was gone on with before."
+UNAPPROVED: Final = "Not run: nobody has approved it."
+OVER: Final = "Not run: nobody approved it in time."
+NOT_VALID: Final = "Not run: what was approved does not hold any more."
+CHANGED: Final = (
+    "Not run: the tool, or what its arguments come to, is not any more what its approval was asked for. Call it again."
+)
+OUTSIDE: Final = "Not run: the arguments that came with its approval touch something that the call does not touch."
+
+
+def held_behind(culprit: int, call: Call) -> str:
+    """Why a call is put off: another one, after which it comes, waits for a person."""
+    return f"Not run yet: call {culprit}{named(call)}, after which it comes, waits for a person's approval."
+
+
+def denied(reason: str) -> str:
+    """Why a call does not run: a person said no."""
+    told = " ".join(reason[:REASON_CHARACTERS].split())
+    return f"Not run: a person denied it{': ' + told if told else '.'}"
+
+
+def edited(message: str) -> str:
+    """Why a call does not run: the arguments that a person gave in place of the model's do not fit."""
+    return f"Not run: the arguments that came with its approval do not fit. {message}"
 
 
 def merged(calls: Sequence[int]) -> str:
@@ -436,6 +485,22 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def rate_limited(after: float | None) -> str:
+    """What is told of a call whose service takes no more for now."""
+    when = "later" if after is None else f"in {after:g} s"
+    return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def tried(attempts: int) -> str:
+    """What is added of a call that was tried more than once."""
+    return f" It was tried {attempts} times." if attempts > 1 else ""
+
+
+def not_again(reason: str) -> str:
+    """What is added of a call that is not tried again, though it was to be: why not."""
+    return f" It was not tried again: {reason.removeprefix('Not started: ')}"
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -496,7 +561,9 @@ def refused(
     )
 
 
-def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+def faulty(
+    index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False, attempts: int = 1
+) -> Result:
     """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
     message = "Towerman failed in dealing with this call."
     outcome: Outcome = "cancelled" if still_running else "error"
@@ -516,7 +583,7 @@ def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_run
         started=started,
         applied=applied,
         retryable="unknown",
-        attempts=int(started),
+        attempts=attempts if started else 0,
         still_running=still_running,
         original_bytes=len(content),
     )

@@ -2,9 +2,10 @@
 
 Theory. Every call is one row, in emitted order, on one time axis that starts when the batch came in. A row has up
 to four stretches, and they look different: held in the plan behind a call of its own batch, waiting in the queue,
-running, and work that goes on after the result was sealed. A call that never started ends in a cross, one that the run
-of another call answered in a diamond. The story of a batch comes either as spans or as the events that observers saw;
-`stories` turns the second into the first.
+running, and work that goes on after the result was sealed. A call that was tried again waits and runs several times,
+and rests in between. A call that never started ends in a cross, one that the run of another call answered in a diamond.
+The story of a batch comes either as spans or as the events that observers saw; `stories` turns the second into the
+first.
 
 House rules. Pure: no terminal, no clock, no colour library. No line is wider than asked. Nothing that came from
 outside is printed as it is: control, format and unassigned characters are escaped, so that a tool's name can
@@ -39,6 +40,7 @@ _AFTER: Final = 4
 _NOT_RUN: Final = 5
 _GOES_ON: Final = 6
 _SHARED: Final = 7
+_RESTING: Final = 8
 
 _SIGNS: Final[dict[int, tuple[str, str]]] = {
     0: (" ", " "),
@@ -49,6 +51,7 @@ _SIGNS: Final[dict[int, tuple[str, str]]] = {
     _NOT_RUN: ("×", "x"),  # noqa: RUF001 - it is a cross, and meant
     _GOES_ON: ("→", ">"),
     _SHARED: ("◆", "*"),
+    _RESTING: ("╌", "~"),
 }
 _LEGEND: Final[dict[int, str]] = {
     _HELD: "held behind a call of this batch",
@@ -57,9 +60,17 @@ _LEGEND: Final[dict[int, str]] = {
     _AFTER: "at work after its result",
     _NOT_RUN: "did not run",
     _SHARED: "answered by another call's run",
+    _RESTING: "resting before another attempt",
     _GOES_ON: "no end seen",
 }
-_STRETCH_COLOR: Final[dict[int, str]] = {_HELD: "2", _WAITING: "33", _AFTER: "35", _NOT_RUN: "31", _GOES_ON: "35"}
+_STRETCH_COLOR: Final[dict[int, str]] = {
+    _HELD: "2",
+    _WAITING: "33",
+    _AFTER: "35",
+    _NOT_RUN: "31",
+    _GOES_ON: "35",
+    _RESTING: "2",
+}
 _OUTCOME_COLOR: Final[dict[str, str]] = {
     "ok": "32",
     "error": "31",
@@ -163,15 +174,27 @@ def _finite(seconds: float) -> float:
     return min(seconds, 1e15) if 0 <= seconds < math.inf else 0.0
 
 
+def _tries(span: Span) -> Sequence[tuple[float | None, float | None, float]]:
+    """For each attempt when it was handed in, started and ended; of most calls there is one."""
+    return span.attempts or ((span.queued, span.started, span.sealed),)
+
+
 def _waited(span: Span, unit: _Unit) -> str:
     if span.queued is None:
         return ""
-    end = span.sealed if span.started is None else span.started
-    return unit.text(max(0.0, _finite(end) - _finite(span.queued)))
+    waits = [
+        max(0.0, _finite(end if started is None else started) - _finite(queued))
+        for queued, started, end in _tries(span)
+        if queued is not None
+    ]
+    return unit.text(sum(waits))
 
 
 def _ran(span: Span, unit: _Unit) -> str:
-    return "" if span.started is None else unit.text(max(0.0, _finite(span.sealed) - _finite(span.started)))
+    if span.started is None:
+        return ""
+    runs = [_finite(end) - _finite(started) for _, started, end in _tries(span) if started is not None]
+    return unit.text(sum(max(0.0, run) for run in runs))
 
 
 def _open(span: Span) -> bool:
@@ -203,16 +226,22 @@ def _bar(span: Span, width: int, horizon: float) -> list[int]:
     waits_until = span.sealed if span.started is None else span.started
     if span.waited_for:  # else what is empty before it is only the time that the batch took to get there
         fill(0.0, waits_until if span.queued is None else span.queued, _HELD)
-    if span.queued is not None:
-        fill(span.queued, waits_until, _WAITING)
+    first = 0
+    if span.attempts:
+        fill(span.attempts[0][2], span.sealed, _RESTING)
+    for queued, started, end in _tries(span):
+        if queued is not None:
+            fill(queued, end if started is None else started, _WAITING)
+        if started is None:
+            continue
+        first = column(started)
+        # A seal on a column's edge belongs to the column before it; what ran at all takes one column at least.
+        reach = math.ceil(_finite(end) / horizon * width) if horizon > 0 else 1
+        for place in range(first, max(first + 1, min(reach, width))):
+            cells[place] = _RUNNING
     if span.started is None:
         cells[seal] = _GOES_ON if _open(span) else _NOT_RUN if span.shared_with is None else _SHARED
         return cells
-    first = column(span.started)
-    # A seal on a column's edge belongs to the column before it; what ran at all takes one column at least.
-    reach = math.ceil(_finite(span.sealed) / horizon * width) if horizon > 0 else 1
-    for place in range(first, max(first + 1, min(reach, width))):
-        cells[place] = _RUNNING
     if span.ended is not None:
         for place in range(max(seal, first + 1), column(span.ended) + 1):
             cells[place] = _AFTER
@@ -456,6 +485,21 @@ class _Told:
     waited_for: tuple[str, ...] = ()
     orphan: bool = False
     shared_with: int | None = None
+    attempts: list[tuple[float, float | None, float]] = field(default_factory=list)
+
+    def handed_in(self, end: float) -> float | None:
+        """When it was handed to the gate, this attempt or its only one; None: it was not."""
+        # The time in the queue that the gate itself counted is the truth; when it was first seen waiting is a guess.
+        if self.waited is not None and (self.started is not None or self.waited > 0):
+            return max(0.0, (end if self.started is None else self.started) - self.waited)
+        return self.started if self.queued is None else self.queued
+
+    def attempt_ends(self, at: float) -> None:
+        """An attempt has ended, and another one may come."""
+        queued = self.handed_in(at)
+        if queued is not None:
+            self.attempts.append((queued, self.started, at))
+        self.queued = self.waited = self.started = None
 
 
 @dataclass(slots=True)
@@ -508,7 +552,7 @@ def _take(telling: _Telling, event: Event) -> None:
         return
     call = telling.told.setdefault(event.index, _Told())
     call.tool = event.tool or call.tool
-    if event.waited is not None:
+    if event.waited is not None and not (call.attempts and event.kind == "finished"):  # which tells of all together
         call.waited = event.waited
     if event.kind == "waiting":
         # Behind a call of its own batch a call waits in the plan: it is not in the queue yet.
@@ -518,6 +562,8 @@ def _take(telling: _Telling, event: Event) -> None:
             call.waited_for = (*call.waited_for, event.waiting_for)
     elif event.kind == "started":
         call.started = at
+    elif event.kind == "retrying":
+        call.attempt_ends(at)
     elif event.kind in ("finished", "rejected"):
         call.outcome, call.code, call.sealed = event.outcome or "rejected", event.code, at
         call.shared_with = event.shared_with
@@ -537,22 +583,21 @@ def _story(telling: _Telling) -> Story:
 
 def _span(index: int, call: _Told, last: float) -> Span:
     sealed = last if call.outcome is None else call.sealed
-    queued = call.queued
-    # The time in the queue that the gate itself counted is the truth; when it was first seen waiting is a guess.
-    if call.waited is not None and (call.started is not None or call.waited > 0):
-        queued = max(0.0, (sealed if call.started is None else call.started) - call.waited)
-    elif queued is None:
-        queued = call.started
+    queued, started = call.handed_in(sealed), call.started
+    if call.attempts:
+        call.attempt_ends(sealed)
+        queued, started, _ = call.attempts[0]
     return Span(
         index,
         call.tool,
         call.outcome or "pending",
         call.code,
         queued,
-        call.started,
+        started,
         sealed,
         call.ended,
         call.waited_for,
         call.ended is None and (call.orphan or call.outcome is None),
         call.shared_with,
+        tuple(call.attempts),
     )

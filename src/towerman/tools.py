@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from towerman import arguments
-from towerman.access import AccessRule
+from towerman.access import AccessRule, bound
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, check_deferring, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, check_deferring, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
 
+
+Condition = Callable[[Mapping[str, object]], object]
+"""A declared function of the arguments, ready to be called with all of them."""
 
 Address = tuple[str, str]
 """A function's module and its qualified name there."""
@@ -51,6 +54,9 @@ class Tool:
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        requires_approval: its calls wait for a person; or a function of the arguments that says so.
+        still_valid: asked again when an approved call is about to start; None: nothing is.
+        retry: how its calls are tried again; None: they are not.
         joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
     """
 
@@ -72,6 +78,9 @@ class Tool:
     effect_free: bool
     own_task: bool
     joins_duplicates: bool
+    requires_approval: bool | Condition = False
+    still_valid: Condition | None = None
+    retry: Retry | None = None
 
     @property
     def name(self) -> str:
@@ -205,6 +214,17 @@ def compile_tool(
         max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        requires_approval=(
+            policy.requires_approval
+            if isinstance(policy.requires_approval, bool)
+            else bound(policy.requires_approval, checker.names, f"tool {name!r}: requires_approval")
+        ),
+        still_valid=(
+            None
+            if policy.still_valid is None
+            else bound(policy.still_valid, checker.names, f"tool {name!r}: still_valid")
+        ),
+        retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
         joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
     )
 

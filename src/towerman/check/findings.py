@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from towerman.check.parts import SEVERITIES, Finding, listed
-from towerman.policy import Pool, TowerPolicy
+from towerman.policy import Pool, TowerPolicy, shown
 from towerman.tools import Tool
 
 _SIMILAR: Final = 0.85
@@ -139,6 +139,47 @@ def _identity(declared: Declared) -> Iterator[Finding]:
                 "whether to call it again.",
                 "idempotent=True or idempotent=False, or read_only=True if it has no effect; pass idempotency_key on "
                 "where the service takes one",
+            )
+
+
+def _approvals(declared: Declared) -> Iterator[Finding]:
+    asking = [tool for tool in declared.tools if tool.requires_approval is not False]
+    if asking:
+        some = [f"{tool.name}{'' if tool.requires_approval is True else ' (some calls)'}" for tool in asking]
+        yield Finding(
+            "note",
+            "needs_approval",
+            f"tool {asking[0].name}" if len(asking) == 1 else f"tools {listed([tool.name for tool in asking])}",
+            f"Calls of {listed(some)} wait for a person: without an approver they come back pending, and so do those "
+            "that are ordered after them.",
+            "tower.run(approver=...), or state() and resume() in the host",
+        )
+        if declared.tower.secret is None:
+            yield Finding(
+                "note",
+                "approval_without_secret",
+                "tower",
+                "It has no secret, so a batch that waits for approval is written down unsigned: whoever can change the "
+                "text can approve.",
+                "secret='${TOWERMAN_SECRET}' or the like, where states leave the process",
+            )
+    for tool in declared.tools:
+        where = f"tool {tool.name}"
+        if tool.still_valid is not None and tool.requires_approval is False:
+            yield Finding(
+                "note",
+                "still_valid_without_effect",
+                where,
+                "still_valid is asked of approved calls only, and its calls need no approval.",
+                "requires_approval=True, or leave still_valid out",
+            )
+        if tool.requires_approval is not False and tool.policy.merge is not None:
+            yield Finding(
+                "note",
+                "merging_without_effect",
+                where,
+                "A call that needs approval is never merged: what is approved are its own arguments.",
+                "leave merge out, or requires_approval= a function that lets most calls through",
             )
 
 
@@ -280,6 +321,32 @@ def _threads(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _retries(declared: Declared) -> Iterator[Finding]:
+    for tool in declared.tools:
+        retry = tool.retry
+        if retry is None:
+            continue
+        if tool.in_thread and tool.address is None and issubclass(TimeoutError, retry.retry_on):
+            yield Finding(
+                "note",
+                "timeout_not_retried",
+                f"tool {tool.name}",
+                "It runs on a thread, which cannot be stopped: a call of it that runs out of time goes on after its "
+                "result, so it is not tried again. What it raises itself is.",
+                "a timeout inside the handler, or run_in='process' where it computes",
+            )
+        most = declared.deadline
+        if most is not None and tool.timeout <= most < tool.timeout * retry.max_attempts:
+            yield Finding(
+                "note",
+                "attempts_above_deadline",
+                f"tool {tool.name}",
+                f"It may be tried {shown(retry.max_attempts)} times for {tool.timeout:g} s each, and a run lasts "
+                f"{most:g} s: there may be no time for the last attempts.",
+                "a shorter timeout=, or fewer attempts",
+            )
+
+
 def _times(declared: Declared) -> Iterator[Finding]:
     deadline = declared.deadline
     if deadline is None:
@@ -371,4 +438,17 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
-_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _families, _broad)
+_LOOKS: Final = (
+    _tower,
+    _access,
+    _identity,
+    _approvals,
+    _sharing,
+    _threads,
+    _pools,
+    _queues,
+    _times,
+    _retries,
+    _families,
+    _broad,
+)

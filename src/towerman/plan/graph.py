@@ -29,6 +29,7 @@ _LOOKED_THROUGH: Final = 1_000  # nodes that one question for blockers passes th
 _SEALED: Final = 1
 _ENDED: Final = 2
 _FAILED: Final = 4
+_HELD: Final = 8
 
 
 class Plan:
@@ -213,6 +214,40 @@ class Plan:
         ready: list[int] = []
         self._pass_on([index], ready)
         return self._ranked(ready)
+
+    def hold(self, index: int) -> list[int]:
+        """A call that is ready does not go on, and has not ended either: whoever waits for it, directly or not, is held
+        with it, and none of them is told as ready any more.
+
+        Args:
+            index: the call.
+
+        Returns:
+            Those who are held because of it and were not before, by index.
+        """
+        if self.trivial:
+            return []
+        flags, after_left = self._flags, self._after_left
+        flags[index] |= _HELD
+        held: list[int] = []
+        stack, seen = [index], {index}
+        while stack:
+            node = stack.pop()
+            nexts = [*(self._after[node] or ())]
+            if node < self.size:
+                nexts += self._dependents[node] or ()
+            for other in nexts:
+                if other in seen or flags[other] & _HELD:
+                    continue
+                seen.add(other)
+                if not flags[other]:
+                    flags[other] |= _HELD
+                    held.append(other)
+                elif not (flags[other] & _ENDED and after_left[other]):
+                    continue  # sealed, and whoever is behind it does not wait for what is held
+                stack.append(other)
+        held.sort()
+        return held
 
     def key(self, index: int) -> tuple[float, int, int]:
         """The sort key of the order of starting (rule S6): smaller goes first.

@@ -25,10 +25,14 @@ from towerman.calls import Applied, Outcome
 from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
-from towerman.runner.offering import Offering, belongs, count_orphan
+from towerman.runner.offering import belongs, count_orphan
+from towerman.runner.repeating import Repeating
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
+
+LIMITED: Final = (RateLimited, ExceptionGroup)
+"""What may say that a service refuses further calls."""
 
 USUAL_PAUSE: Final = 1.0
 """Seconds for which a tool pauses whose service asked for it and did not say how long."""
@@ -40,12 +44,8 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Offering):
+class Ending(Repeating):
     """The ends of one loop's calls."""
-
-    def _end_nested(self, job: Job) -> None:
-        """A call has ended: so do the calls that it has made."""
-        raise NotImplementedError  # pragma: no cover - the shell's
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
@@ -94,9 +94,16 @@ class Ending(Offering):
             if job.outcome is not None and work.results[index] is None:
                 self._seal(work, index, job.outcome, core.now())
         if work.results[index] is None:
-            tool, started = work.tools[index], ended or goes_on
+            tool, started, attempts = work.tools[index], ended or goes_on, 1
+            again = work.again.get(index) if work.again is not None else None
+            if again is not None:
+                self._up(again)
+                # A fault may come between the count of an attempt and its end.
+                attempts = max(again.attempts, job.attempt if job is not None and started else 1)
+                started = True
             applied: Applied = "unknown" if started and (tool is None or not tool.effect_free) else "no"
-            result = sealing.faulty(index, work.calls[index], started, applied, still_running=goes_on)
+            call = work.calls[index]
+            result = sealing.faulty(index, call, started, applied, still_running=goes_on, attempts=attempts)
             self._seal(work, index, result, core.now())
         try:
             if goes_on:
@@ -139,19 +146,24 @@ class Ending(Offering):
         work, index = job.work, job.index
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
+        if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
+            self._hear_limit(job, error)  # which may end this batch, so it comes before the seal
         if job.sealed:
             self._late(job, error, now)
             self._keep_letter(job, value, error, encoded, now)
         else:
             job.sealed = True
             del work.jobs[index]
-            if job.why is not None and (error is None or exit_in(error) is None):
-                self._seal_stopped(job, now, still_running=False)
-                self._keep_letter(job, value, error, encoded, now)
-            elif error is None:
+            if error is None and job.why is None:
                 self._seal_value(job, value, encoded, now)
             else:
-                self._seal_error(job, error, now)
+                if job.tool.retry is not None and self._try_again(job, error, now):
+                    return
+                if job.why is not None and (error is None or exit_in(error) is None):
+                    self._seal_stopped(job, now, still_running=False)
+                    self._keep_letter(job, value, error, encoded, now)
+                elif error is not None:
+                    self._seal_error(job, error, now)
         gate = core.gate
         if work.plan.trivial or job.outcome is not None:  # the plan is told once the outcome is written down
             with core.lock:
@@ -318,6 +330,8 @@ class Ending(Offering):
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
+        if work.asking:
+            self._stop_asking(work)
         try:
             self._take_back(work, code)
         except Exception as fault:  # what is left in the gate is taken out at the end
@@ -335,17 +349,27 @@ class Ending(Offering):
         core = self.core
         turn = core.now() + intake.SLICE
         for index in range(start, len(work.calls)):
-            if work.results[index] is None and index not in work.jobs:
-                try:
-                    handed = work.deferral is not None and self._is_handed(work, index)
-                    if not handed and (work.groups is None or not self._tied(work, index)):
-                        self._seal_closed(work, index)
-                except Exception as fault:
-                    self._seal_plain(work, index, fault)
+            self._seal_open(work, index)
+            if work.again is not None and work.groups is not None and index in work.again:
+                group = work.groups.get(index)
+                if group is not None and group.source == index:
+                    for one in group.inside:  # who hung on what its last attempt came to
+                        self._seal_open(work, one)
             if not index & 15 and core.now() > turn:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
         self._hand_on(work)
+
+    def _seal_open(self, work: Work, index: int) -> None:
+        """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
+        if work.results[index] is None and index not in work.jobs:
+            try:
+                if work.deferral is not None and self._is_handed(work, index):
+                    return
+                if work.groups is None or not self._tied(work, index):
+                    self._seal_closed(work, index)
+            except Exception as fault:
+                self._seal_plain(work, index, fault)
 
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
@@ -363,6 +387,7 @@ class Ending(Offering):
         job.reason = reason
         if job.ticket is not None:
             if job.ticket.take():
+                job.ticket = None  # whatever fails from here on, its thread will not come to it
                 self._give_up(job)
                 return
             if job.tool.address is None:
@@ -460,6 +485,12 @@ class Ending(Offering):
             return
         if work.groups is not None and self._rides(work, index):
             self._get_off(work, index, reason)
+            self._settle(work, index, False)
+            return
+        if work.asking:
+            self._stop_asking(work, index)
+        if work.again is not None and index in work.again and work.again[index].resting:
+            self._refuse(work, index, "cancelled", f"Not started: {reason}.", "cancelled")
             self._settle(work, index, False)
             return
         core = self.core

@@ -360,7 +360,10 @@ class Filing(Ending):
 
     def _set_going(self, work: Work, index: int, *, ready: bool) -> None:
         """A call that waited for the same call elsewhere is to run after all: it is looked over anew."""
-        if work.closing is None and self._check(work, index) is not None:
+        if (
+            work.closing is None
+            and self._check(work, index, self.core.any_gated or work.resumed is not None) is not None
+        ):
             if ready:
                 self._offer_ready(work, (index,))
             return

@@ -49,6 +49,20 @@ class Intake(Sealer):
         """Ask the journal which calls were begun before, and answer those that were."""
         raise NotImplementedError  # pragma: no cover - filing's
 
+    def _approval_for(
+        self, work: Work, index: int, want: Want, keywords: dict[str, object]
+    ) -> tuple[Want, dict[str, object]] | None:
+        """See whether a call needs a person's approval."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
+    def _ask_soon(self, work: Work, index: int) -> None:
+        """A call that needs approval is ready: ask for it."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
+    def _seal_decided(self, work: Work) -> None:
+        """Seal what was denied before."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
         raise NotImplementedError  # pragma: no cover - sharing's
@@ -86,9 +100,12 @@ class Intake(Sealer):
             work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
+        asks = core.any_gated or work.resumed is not None
         for index in range(size):
-            if index < most:
-                want = self._check(work, index)
+            if work.results[index] is not None:  # from before, or cancelled meanwhile
+                work.tools[index] = core.tool_of(calls[index])
+            elif index < most or work.resumed is not None:
+                want = self._check(work, index, asks)
                 if want is not None and want.holds:
                     any_holds = True
             else:
@@ -113,9 +130,11 @@ class Intake(Sealer):
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
             if work.plan.groups:
                 self._gather_groups(work)
-            if not work.plan.trivial:
-                self._start_plan(work)
-                return
+        if work.resumed is not None:
+            self._seal_decided(work)
+        if not work.plan.trivial:
+            self._start_plan(work)
+            return
         await self._start_all(work)
 
     async def _start_all(self, work: Work) -> None:
@@ -128,8 +147,20 @@ class Intake(Sealer):
                 turn = core.now() + SLICE
                 if work.closing is not None:
                     return
-            self._offer_row(work, range(first, min(first + 128, size)))
+            self._offer_slice(work, first, min(first + 128, size))
         self._hand_on(work)
+
+    def _offer_slice(self, work: Work, first: int, stop: int) -> None:
+        """Offer calls in a row; those among them that wait for a person are asked for."""
+        if work.gated is not None:
+            for index in range(first, stop):
+                if index in work.gated and not work.gated[index].cleared:
+                    if first < index:
+                        self._offer_row(work, range(first, index))
+                    self._ask_soon(work, index)
+                    first = index + 1
+        if first < stop:
+            self._offer_row(work, range(first, stop))
 
     def _start_plan(self, work: Work) -> None:
         """Edges: refused calls settle first, then what is ready is offered in the plan's order."""
@@ -153,8 +184,8 @@ class Intake(Sealer):
             self._offer_ready(work, ready)
         self._hand_on(work)
 
-    def _check(self, work: Work, index: int) -> Want | None:
-        """What one call wants, or None when it was refused and sealed."""
+    def _check(self, work: Work, index: int, asks: bool) -> Want | None:
+        """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
         found = self.core.check(work.run, work.batch, index)
         if isinstance(found, Refusal):
             work.tools[index] = found.tool
@@ -162,6 +193,11 @@ class Intake(Sealer):
             return None
         want, keywords = found
         work.tools[index] = want.of
+        if asks:
+            cleared = self._approval_for(work, index, want, keywords)
+            if cleared is None:
+                return None
+            want, keywords = cleared
         if work.parent is not None:
             want = self.core.nested_want(want, work.parent)
         if work.deferral is not None and index in work.deferral.claims:

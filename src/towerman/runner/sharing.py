@@ -70,7 +70,7 @@ class Sharing(Intake):
         turn = core.now() + intake.SLICE
         for index, call in enumerate(work.calls):
             want, keywords = work.wants[index], work.keywords[index]
-            if want is not None and keywords is not None:
+            if want is not None and keywords is not None and not _alone(work, index, want):
                 alike[index] = want.likeness(call, keywords)
             if core.now() > turn:
                 await asyncio.sleep(0)
@@ -98,6 +98,8 @@ class Sharing(Intake):
         assert work.groups is not None
         group, want = work.groups.get(index), work.wants[index]
         if group is None or not group.merged or want is None:
+            return keywords
+        if work.again is not None and index in work.again:  # it was joined for its first attempt
             return keywords
         tool = want.of
         group.source, group.inside, group.note = -1, frozenset(), ""
@@ -139,7 +141,7 @@ class Sharing(Intake):
         merge = tool.policy.merge
         assert merge is not None, "a group of calls that are merged"
         try:
-            given = [_copy_of(work.keywords[index] or {}) for index in indexes]
+            given = [copy_of(work.keywords[index] or {}) for index in indexes]
         except Exception:
             raise _Unmerged("the arguments of its calls cannot be copied") from None
         made: object = merge(given)
@@ -288,6 +290,12 @@ class Sharing(Intake):
         self._seal(work, index, result, self.core.now())
 
 
+def _alone(work: Work, index: int, want: Want) -> bool:
+    """What a person approves, or has changed, is this call's arguments: they go into no run of others."""
+    approval = work.gated.get(index) if work.gated is not None else None
+    return approval is not None and approval.needed and (approval.changed or want.of.policy.merge is not None)
+
+
 def _open(work: Work, group: Group) -> list[int]:
     """The first of its members that have no result yet."""
     members, results = group.members, work.results
@@ -300,6 +308,6 @@ class _Unmerged(Exception):
     """Why a merge function is of no use; the text names no argument."""
 
 
-def _copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
+def copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
     """A copy in which a function may do what it likes."""
     return {name: value if type(value) in _FROZEN else deepcopy(value) for name, value in keywords.items()}

@@ -185,6 +185,8 @@ class Shell(Deferring):
             self._give_back(entry)
             self._seal_closed(work, index)
             return
+        if work.gated is not None and not self._cleared(work, index, keywords, entry):
+            return
         core = self.core
         now = core.now()
         tool: Tool = entry.wants.of  # type: ignore[attr-defined]  # every ask of a runner is a Want
@@ -195,9 +197,12 @@ class Shell(Deferring):
         job = work.jobs[index] = Job(work, index, entry, tool, now, due)
         if due < self._timer_at:
             self._arm(due)
+        if tool.retry is not None:
+            keywords = self._attempt(job, keywords)
         if core.emit is not None:
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
-            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
         if work.filed is not None and not tool.effect_free and self._intend(job, keywords, own or keywords):
             return
         self._launch(job, keywords)
@@ -244,7 +249,8 @@ class Shell(Deferring):
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:
-            self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, job.index, "started", waited=job.granted - job.entry.since, attempt=attempt)
 
     def _mark_begun(self, job: Job, now: float) -> None:
         """A call that counts in rates begins; whoever waits for that may be due earlier."""
@@ -346,6 +352,8 @@ class Shell(Deferring):
                 decided = core.gate.tick(now)
                 notes = self._notes()
             self._take(decided, notes)
+        if self._resting:
+            self._wake(now)
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
@@ -355,7 +363,7 @@ class Shell(Deferring):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due())
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if self._joins:
             following = min(following, self._look_at_joins(now))
         if self._handings:
@@ -390,6 +398,8 @@ class Shell(Deferring):
             waiting = core.gate.anybody
             notes = self._notes()
         self._take(decided, notes)
+        if not self.works:
+            self._resting.clear()
         if self._timer is not None and not self.works and not waiting:
             self._timer.cancel()
             self._timer = None

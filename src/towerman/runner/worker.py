@@ -91,7 +91,7 @@ class Host(Protocol):
         """The runners of its loops."""
         ...  # pragma: no cover - a protocol has no body
 
-    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object) -> RunState:
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
         """Open a run."""
         ...  # pragma: no cover - a protocol has no body
 
@@ -159,6 +159,8 @@ class Worker:
         grace: seconds that what runs has for ending when the worker is stopped.
         foreign_after: seconds after which a queued call of a tool that this tower has not is answered `unknown_tool`;
             until then it is left to other workers.
+        approver: asks a person about calls that need that, as `Tower.run` takes it; without one such a call is put off
+            until its approval would have expired, and then answered so.
         deps: what handlers get as `Context.deps`; a callable is called with each call's `run_id`.
         on_end: called with the handle of each call that has ended here, and its state in the queue.
 
@@ -175,6 +177,7 @@ class Worker:
         poll: float = 0.25,
         grace: float = 30.0,
         foreign_after: float = 600.0,
+        approver: object = None,
         deps: object = None,
         on_end: Callable[[str, str], object] | None = None,
     ) -> None:
@@ -195,6 +198,7 @@ class Worker:
         self._foreign_after = seconds("Worker: foreign_after", foreign_after, zero=True)
         if on_end is not None and not callable(on_end):
             raise PolicyError(f"Worker: on_end: a function; got {type(on_end).__name__[:80]}")
+        self._approver = approver
         self._deps = deps
         self._on_end = on_end
         self._hand: dict[_Item, asyncio.Task[None]] = {}
@@ -467,7 +471,7 @@ class Worker:
         state, users = self._states.get(key, (None, 0))
         if state is None:
             deps = self._deps(row.run_id) if callable(self._deps) else self._deps
-            state = self._tower._open_state(row.run_id, row.tenant, row.priority, deps)
+            state = self._tower._open_state(row.run_id, row.tenant, row.priority, deps, self._approver)
         self._states[key] = state, users + 1
         return state
 
@@ -499,6 +503,11 @@ class Worker:
         if item.told == "lost" or (result.code == "lease_lost" and item.told is None):
             self._counts["lost"] += 1
             return
+        if isinstance(result, Result) and result.outcome == "pending":
+            lifetime = self._core.policy.approval_lifetime
+            if wall_time() - row.queued_at > lifetime:
+                message = f"Not started: it needs a person's approval, and nobody gave it within {lifetime:g} s."
+                result = _refusal("approval_expired", message, "rejected")
         wait = self._put_off_for(item, result)
         if wait is not None:
             self._counts["returned"] += 1
@@ -532,7 +541,7 @@ class Worker:
             return None
         if item.told == "leave" and result.outcome in ("cancelled", "rejected"):
             return 0.0
-        if result.outcome == "pending" and result.handle is None:
+        if result.outcome == "pending":
             return APPROVAL_SECONDS
         if result.code in _NO_ROOM or result.code == "journal_unavailable":
             usual = min(MOST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(item.row.returned, 10))

@@ -6,6 +6,7 @@ Four files, each standing on those before it: `statistics` is numbers at one ins
 
 from towerman.tower.run import Run
 from towerman.tower.statistics import (
+    ApprovalStatistics,
     BreakerStatistics,
     JournalStatistics,
     PoolStatistics,
@@ -14,4 +15,13 @@ from towerman.tower.statistics import (
 )
 from towerman.tower.tower import Tower
 
-__all__ = ["BreakerStatistics", "JournalStatistics", "PoolStatistics", "RateStatistics", "Run", "Statistics", "Tower"]
+__all__ = [
+    "ApprovalStatistics",
+    "BreakerStatistics",
+    "JournalStatistics",
+    "PoolStatistics",
+    "RateStatistics",
+    "Run",
+    "Statistics",
+    "Tower",
+]

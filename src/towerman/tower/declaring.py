@@ -27,9 +27,11 @@ from towerman.policy import (
     Declared,
     Merge,
     OnDuplicate,
+    OnRefusal,
     Pool,
     Preset,
     Rate,
+    Retry,
     RunIn,
     TowerPolicy,
     WhenBusy,
@@ -145,6 +147,7 @@ class Declaring:
         only_call: bool | None = None,
         read_only: bool | None = None,
         idempotent: bool | None = None,
+        retry: int | Retry | None = None,
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
@@ -154,6 +157,7 @@ class Declaring:
         max_wait: float | None = None,
         max_queued: int | None = None,
         when_busy: WhenBusy | None = None,
+        on_refusal: OnRefusal | None = None,
         preset: Preset | None = None,
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
@@ -163,6 +167,8 @@ class Declaring:
         run_in: RunIn | None = None,
         own_task: bool | None = None,
         on_duplicate: OnDuplicate | None = None,
+        requires_approval: bool | Callable[..., bool] | None = None,
+        still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -182,6 +188,8 @@ class Declaring:
             only_call: may not share a batch with other calls.
             read_only: no side effect; default: True for a tool that only reads.
             idempotent: repeating it is harmless.
+            retry: attempts in all, or a `Retry`: a call that fails for a reason that may pass is tried again, admitted
+                anew each time. Only with `read_only` or `idempotent`; each attempt gets the same idempotency key.
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
@@ -192,7 +200,9 @@ class Declaring:
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
             when_busy: "wait", "reject" or "defer" (into the journal's queue).
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
+                result, or "end_turn": `BatchResult.end_turn` is set.
+            preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
             summarize: takes an oversized value, gives a shorter one.
@@ -208,6 +218,11 @@ class Declaring:
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
             on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
                 its answer, "conflict" is refused; default: the tower's.
+            requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
+                whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
+            still_valid: a plain function of the arguments, asked when an approved call is about to start, after every
+                wait: is what was approved still right? False refuses the call, `approval_expired`. Called on the event
+                loop: it should be quick.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.

@@ -100,6 +100,31 @@ class JournalStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalStatistics:
+    """Approvals of one tower, from its beginning to one instant.
+
+    Args:
+        asked: calls for which a person was asked.
+        approved: requests that were answered yes.
+        denied: requests that were answered no.
+        expired: requests and approvals whose time was over before their calls could start.
+        undecided: calls that came back pending: nobody was there to ask, or nobody had decided.
+        ignored: decisions that came when there was another one already, or too late.
+        failed: approvers that raised, or answered something else than a decision or None.
+        open: approvers that are at work now.
+    """
+
+    asked: int = 0
+    approved: int = 0
+    denied: int = 0
+    expired: int = 0
+    undecided: int = 0
+    ignored: int = 0
+    failed: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
@@ -115,7 +140,10 @@ class Statistics:
         rejections: sealed results by code.
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        approvals: what people were asked, and what they said.
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -142,7 +170,10 @@ class Statistics:
     rejections: Mapping[str, int]
     orphans: int
     orphans_released: int
+    approvals: ApprovalStatistics
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float

@@ -47,14 +47,23 @@ from towerman.policy import (
     told_rate,
     whole,
 )
+from towerman.rates import MICRO, micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import (
+    ApprovalStatistics,
+    BreakerStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Statistics,
+)
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approver
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
@@ -121,6 +130,7 @@ class Tower(Declaring):
         grace: seconds a call that was told to stop has for cleaning up.
         on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
             until its work ends, or "release" at once.
+        approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
         observers: callables that take an `Event`; each is served by a thread of its own.
@@ -162,6 +172,7 @@ class Tower(Declaring):
         timeout: float = 300.0,
         grace: float = 5.0,
         on_orphan: OnOrphan = "hold",
+        approval_lifetime: float = 3600.0,
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
         observers: Iterable[Observer] = (),
@@ -277,6 +288,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Run:
@@ -290,6 +302,10 @@ class Tower(Declaring):
             deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
+            approver: asks a person about each call that needs approval: an async function that takes an
+                `ApprovalRequest` and returns `Approved`, `Denied`, or None where nobody has decided; `ask_terminal` is
+                one. Without one such calls come back pending. Called on the event loop, in the caller's context, at
+                most once for a call; cancelled when nobody waits for its answer any more.
             max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
             fail_fast: after the first failure of a batch nothing more of it starts, and what runs without side effects
                 is
@@ -306,6 +322,7 @@ class Tower(Declaring):
             deadline=deadline,
             allow=allow,
             deny=deny,
+            approver=approver,
             max_concurrency=max_concurrency,
             fail_fast=fail_fast,
         )
@@ -320,9 +337,10 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
-    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object) -> RunState:
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
         """Open a run for a worker."""
-        return self.run(run_id, tenant=tenant, priority=priority, deps=deps)._state
+        asked = cast("Approver | None", approver)
+        return self.run(run_id, tenant=tenant, priority=priority, deps=deps, approver=asked)._state
 
     def _checked_run(
         self,
@@ -334,6 +352,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Callable[[Core, int], RunState]:
@@ -345,6 +364,10 @@ class Tower(Declaring):
         if tenant is not None:
             name_of("tenant", tenant)
         flag("fail_fast", fail_fast)
+        if approver is not None and not callable(approver):
+            raise PolicyError(
+                f"approver: an async function that takes an ApprovalRequest; got {type(approver).__name__[:80]}"
+            )
         if deadline is not None and not isinstance(deadline, int | float | datetime):
             raise PolicyError(
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
@@ -368,6 +391,7 @@ class Tower(Declaring):
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                approver=approver,
                 own_window=max_concurrency is not None,
             )
             (self._limits if core is self._core else Limits(core)).add_run(state)
@@ -573,6 +597,7 @@ class Tower(Declaring):
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             rates, breakers = self._timed_statistics()
+            approvals = ApprovalStatistics(**core.approvals, open=core.asking)
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
         sent = self._courier.statistics()
@@ -588,7 +613,10 @@ class Tower(Declaring):
             rejections=codes,
             orphans=core.orphans,
             orphans_released=core.orphans_released,
+            approvals=approvals,
             shared=core.shared,
+            retries=core.retries,
+            backing_off=core.backing_off,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,
@@ -622,18 +650,18 @@ class Tower(Declaring):
         gate, ledger = self._core.gate, self._core.gate.ledger
         if not ledger.timed:
             return {}, {}
-        ledger.at(self._core.now())
+        now = max(micros(self._core.now()), ledger.instant)
         rates = {}
         for key, meter in ledger.meters.items():
             numbers = meter.pace.numbers
             told = None if numbers is None else told_rate(*numbers)
-            left = meter.seconds_left(0) if meter.enforced else 0.0
+            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
             name = self._shown(key.removeprefix("rate:"))
             rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
         breakers = {}
         for key, fuse in ledger.fuses.items():
             circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
-            state = circuit.state(ledger.instant)
+            state = circuit.state(now)
             breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
         return rates, breakers
 
