@@ -65,6 +65,8 @@ from towerman import Worker
 async def main():
     worker = Worker(tower, poll=0.05, patience=1.0)
     print("ready", flush=True)
+    if sys.argv[3] == "once":
+        sys.stdin.readline()
     print(await worker.run(once=sys.argv[3] == "once"))
     await tower.aclose()
 
@@ -81,9 +83,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def start(here: Path, mode: str = "on") -> subprocess.Popen[str]:
-    """A worker process; it begins by itself."""
+    """A worker process; one that is to leave when all is done waits for a line before it begins."""
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER, SOURCE, str(here), mode], stdout=subprocess.PIPE, text=True, cwd=here
+        [sys.executable, "-c", WORKER, SOURCE, str(here), mode],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=here,
     )
 
 
@@ -91,7 +97,8 @@ def stop(worker: subprocess.Popen[str]) -> None:
     """Kill -9."""
     worker.send_signal(signal.SIGKILL)
     worker.wait()
-    assert worker.stdout is not None
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.close()
     worker.stdout.close()
 
 
@@ -218,7 +225,7 @@ def kill_some(here: Path, kills: int, seed: int) -> None:
     # Behind an unknown call its chain stands still, so draining and settling take turns.
     for _ in range(len(queued)):
         done = start(here, "once")
-        assert "WorkerReport" in done.communicate(timeout=240)[0]
+        assert "WorkerReport" in done.communicate("go\n", timeout=240)[0]
         check(here, queued, over=False)
         if not settle(here):
             break
@@ -243,10 +250,15 @@ def test_r123_three_workers_run_two_hundred_calls_once(here: Path) -> None:
     """R-123: three workers on one file run each of 200 calls exactly once, and share the work."""
     queued = fill(here, batches=20, size=10, seed=3)
     running = [start(here, "once") for _ in range(3)]
+    for one in running:
+        assert one.stdin is not None and one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+    for one in running:
+        one.stdin.write("go\n")  # type: ignore[union-attr]  # looked at just now
+        one.stdin.flush()  # type: ignore[union-attr]
     told = [one.communicate(timeout=240)[0] for one in running]
     assert all("WorkerReport" in one for one in told)
-    for one in [start(here, "once")]:  # a chain may end with the last call of a worker that had left by then
-        one.communicate(timeout=240)
+    start(here, "once").communicate("go\n", timeout=240)  # what stood behind a call of a worker, when the others left
     check(here, queued, over=True)
     begun = [(tool, number) for what, tool, number in effects(here) if what == "begin"]
     assert len(begun) == len(set(begun)) == 200
