@@ -129,7 +129,7 @@ def test_r74_a_call_that_cannot_start_goes_into_the_durable_queue(tmp_path: Path
             "pending", "deferred", False, "no", "no",
         )  # fmt: skip
         assert one.handle is not None and one.handle in one.message and "Do not call it again" in one.message
-        assert json.loads(one.content)["pending"]["handle"] == one.handle
+        assert json.loads(one.content)["error"]["handle"] == one.handle
         assert one.waited_for == ("pool crm",)
         assert other.ok and desk.did == ["chat"]
         assert desk.states() == [("pack", "queued", None)]

@@ -104,8 +104,7 @@ def queued(
 ) -> Result:
     """The result of a call that has gone into the durable queue."""
     message = clean(put_off(code, why, handle))
-    told = {"code": code, "message": message, "outcome": "pending", "started": False, "applied": "no", "handle": handle}
-    content = json.dumps({"pending": told}, ensure_ascii=False, separators=(",", ":"))
+    content = failure(code, message, "pending", False, "no", "no", handle=handle)
     return make_result(
         index,
         call.id,
@@ -514,6 +513,8 @@ def failure(
     applied: str,
     retryable: str,
     retry_after: float | None = None,
+    *,
+    handle: str | None = None,
 ) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
     told: dict[str, object] = {
@@ -526,6 +527,8 @@ def failure(
     }
     if retry_after is not None:
         told["retry_after"] = _rounded(retry_after)
+    if handle is not None:
+        told["handle"] = handle
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 

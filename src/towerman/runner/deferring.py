@@ -175,8 +175,8 @@ class Deferring(Filing):
 
     @staticmethod
     def _is_open(hand: Handing) -> bool:
-        deferral = hand.work.deferral
-        return deferral is not None and deferral.handing.get(hand.index) is hand
+        deferral, index = hand.work.deferral, hand.index
+        return deferral is not None and deferral.handing.get(index) is hand and hand.work.results[index] is None
 
     def _let_go_of(self, hand: Handing) -> None:
         """It is sealed now."""
@@ -197,7 +197,16 @@ class Deferring(Filing):
             if row is not None and row.handle == hand.handle:
                 journal.cancel_deferred(row.handle)
             return
-        work, index = hand.work, hand.index
+        try:
+            self._hear(hand, row, problem)
+        except Exception:  # of ours: the call is answered so, and is not to run all the same
+            if row is not None and row.handle == hand.handle:
+                journal.cancel_deferred(row.handle)
+            raise
+
+    def _hear(self, hand: Handing, row: Deferred | None, problem: BaseException | None) -> None:
+        journal, work, index = self.core.journal, hand.work, hand.index
+        assert journal is not None
         if row is None:
             self._not_handed(hand, problem)
         elif row.handle != hand.handle:  # the same call was put there, since it was looked up
