@@ -337,7 +337,8 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
                 assert result.started, told
                 assert result.code in ("handler_timeout", "deadline_exceeded"), told
             case "pending":
-                assert result.code in ("approval_missing", "held_behind"), told
+                assert result.code in ("approval_missing", "held_behind", "deferred"), told
+                assert (result.handle is not None) >= (result.code == "deferred"), told
                 assert not result.started, told
             case "cancelled":
                 assert result.code in ("cancelled", "sibling_failed"), told

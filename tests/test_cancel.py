@@ -650,6 +650,45 @@ def written_down_merged(stage: Stage) -> Scene:
 
 
 @scene
+def deferred(stage: Stage) -> Scene:
+    """With a durable queue: a call for which there is no place, on the loop and on a thread, what is ordered behind it
+    directly and by way of others, and what has nothing to do with it.
+    """
+    tower = stage.tower(journal=":memory:", pools={"crm": 1})
+
+    @tower.tool(independent=True, read_only=True, pools=["crm"])
+    async def hold() -> None:
+        await asyncio.sleep(2.0)
+
+    @tower.tool(writes="box:{n}", pools=["crm"], when_busy="defer")
+    async def pack(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    @tower.tool(reads="box:{n}")
+    def look(n: int, ctx: Context) -> str:
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    @tower.tool(independent=True)
+    async def chat(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    async def other() -> None:
+        async with tower.run("other") as run:
+            await run.execute([Call("hold", {})])
+
+    calls = [
+        Call("pack", {"n": 1}, "0", idempotency_key="zero"),
+        Call("pack", {"n": 2}, "1"),
+        Call("look", {"n": 1}, "2"),
+        Call("look", {"n": 3}, "3"),
+        Call("chat", {"n": 4}, "4", ["1", "3"]),
+        Call("pack", {"n": 1}, "5", ["2"]),
+        Call("chat", {"n": 6}, "6"),
+    ]
+    return Scene(stage, tower, calls, beside=other, options={"run_id": "mine"})
+
+
+@scene
 def asking_people(stage: Stage) -> Scene:
     """Calls that wait for a person: approved, edited, denied, undecided with calls behind it, never decided; on the
     loop and on a thread, and an approval that is over while its call waits for a place.
@@ -872,6 +911,11 @@ def books(made: Scene) -> None:
     if tower._journal is None:
         return
     core = tower._core
+    waiting = [one.handle for one in tower._journal.deferred_calls().result() if one.state == "queued"]
+    assert sorted(waiting) == sorted(
+        one.handle for one in made.sealed.values() if one.outcome == "pending" and one.handle is not None
+    )
+    assert not any(shell._handings for shell in tower._shells._all())
     assert not core.flights and not core.joined and not any(shell._joins for shell in tower._shells._all())
     records = tower._journal.calls(limit=1000).result()
     counts = tower._journal.statistics()

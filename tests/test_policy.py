@@ -369,7 +369,7 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"count_tokens": 5}, "count_tokens: a function of a text"),
     ({"on_excess": "cut"}, "on_excess: one of 'tell', 'queue'"),
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
-    ({"when_busy": "defer"}, "when_busy: one of 'wait', 'reject'"),
+    ({"when_busy": "queue"}, "when_busy: one of 'wait', 'reject', 'defer'"),
     ({"approval_lifetime": 0}, "approval_lifetime: seconds, more than 0; got 0"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
     ({"on_duplicate": "wait"}, "on_duplicate: one of 'join', 'conflict'"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from towerman.observers import JsonlObserver, LogObserver
     from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
+    from towerman.runner import Worker, WorkerReport
     from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"
@@ -80,6 +81,8 @@ __all__ = [
     "ToolError",
     "Tower",
     "TowermanError",
+    "Worker",
+    "WorkerReport",
     "__version__",
     "ask_terminal",
     "read_result",
@@ -102,6 +105,8 @@ _LATER = {
     "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
+    "Worker": "runner",
+    "WorkerReport": "runner",
     "ask_terminal": "terminal",
     "Page": "pages",
     "ResultStore": "pages",

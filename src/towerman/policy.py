@@ -39,8 +39,8 @@ Merge = Callable[[list[dict[str, object]]], Mapping[str, object]]
 Scope = Literal["process", "run", "tenant"]
 """Whom a pool counts for."""
 
-WhenBusy = Literal["wait", "reject"]
-"""What a call does when it cannot start at once."""
+WhenBusy = Literal["wait", "reject", "defer"]
+"""What a call does when it cannot start at once: wait for a while, be refused, go into the durable queue."""
 
 Undeclared = Literal["ordered", "exclusive", "independent"]
 """What a tool that declares no access is."""
@@ -1095,7 +1095,9 @@ TOOL: Final[Mapping[str, Option]] = {
     "timeout": Option(Seconds(), "seconds one call may run"),
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
     "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
@@ -1247,6 +1249,28 @@ def tool_policy(
     return policy
 
 
+def check_deferring(where: str, journal: object) -> None:
+    """Refuse `when_busy="defer"` where no journal keeps what is deferred.
+
+    Args:
+        where: begins the message.
+        journal: the tower's, or None.
+
+    Raises:
+        PolicyError: there is none, or it stores no arguments.
+    """
+    if journal is None:
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and the tower has none; say "
+            "Tower(journal='towerman.db'), or when_busy='wait' or 'reject'"
+        )
+    if not getattr(journal, "keeps_arguments", True):
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and this one stores no arguments; say "
+            "Journal(..., arguments=True), or when_busy='wait' or 'reject'"
+        )
+
+
 def check_strict(policy: ToolPolicy) -> None:
     """`strict=True`: a tool must say its access, a limit and whether it may be repeated (R-25).
 
@@ -1304,6 +1328,8 @@ class TowerPolicy:
             value = getattr(self, key)
             if value is not None or not isinstance(option.kind, Function):
                 option.kind.check(key, value)
+        if self.when_busy == "defer":
+            check_deferring("when_busy='defer': ", self.journal)
 
 
 TOWER: Final[Mapping[str, Option]] = {
@@ -1313,7 +1339,9 @@ TOWER: Final[Mapping[str, Option]] = {
     "max_repeats": Option(Repeats(), "turns, one after the other, in which a run may make the same call"),
     "on_excess": Option(Word(OnExcess), "run the first calls and answer the rest call_cap, or run all, slower"),
     "undeclared": Option(Word(Undeclared), "what a tool that declares no access is"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
     "max_wait": Option(Seconds(), "seconds a call may wait"),
     "max_queued": Option(Whole(0), "calls that may wait at once"),
     "timeout": Option(Seconds(), "seconds a call may run"),

@@ -85,6 +85,78 @@ _REFUSALS: Final[Mapping[str, str]] = {
 }
 
 
+DEFERRED_FOR: Final[Mapping[Code, str]] = {
+    "concurrency_limit": "{blocker} is busy",
+    "queue_full": "too many calls wait ({blocker})",
+    "wait_timeout": "it waited in vain for {blocker}",
+    "rate_limited": "the {blocker} lets no more calls start now",
+}
+"""Refusals of the gate for which a call may go into the durable queue, and why in words."""
+
+
+def put_off(code: Code, why: str, handle: str) -> str:
+    """What the model is told of a call that has gone into the durable queue."""
+    head = f"Deferred: {why}" if code == "deferred" else f"Held back: {why}"
+    return (
+        f"{head}. It will run later; this is not its answer. Do not call it again. "
+        f"What comes of it is kept under the handle {handle}."
+    )
+
+
+def queued(
+    index: int, call: Call, code: Code, why: str, handle: str, waited: float, waited_for: tuple[str, ...]
+) -> Result:
+    """The result of a call that has gone into the durable queue."""
+    message = clean(put_off(code, why, handle))
+    content = failure(code, message, "pending", False, "no", "no", handle=handle)
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        "pending",
+        code,
+        message,
+        content,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        handle=handle,
+    )
+
+
+def answered_later(index: int, call: Call, answer: Answer, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The result of a call that was deferred before, and has its answer by now."""
+    started = answer.attempts > 0
+    message = clean(f"{answer.message} {KEPT if started else DECIDED}")
+    content = answer.content
+    if answer.code is not None:
+        content = failure(
+            answer.code, message, answer.outcome, started, answer.applied, answer.retryable, answer.retry_after
+        )
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        answer.outcome,
+        answer.code,
+        message,
+        content,
+        started=started,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        attempts=0,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+DECIDED: Final = "That was decided before, when it came out of the durable queue; it is not tried again."
+
+
 def refusal(code: Code, blocker: str, wait: float, *, never: bool = False, retry_after: float | None = None) -> str:
     """Why the gate refused, in a sentence.
 
@@ -503,6 +575,8 @@ def failure(
     applied: str,
     retryable: str,
     retry_after: float | None = None,
+    *,
+    handle: str | None = None,
 ) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
     told: dict[str, object] = {
@@ -515,6 +589,8 @@ def failure(
     }
     if retry_after is not None:
         told["retry_after"] = _rounded(retry_after)
+    if handle is not None:
+        told["handle"] = handle
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -20,7 +20,16 @@ from towerman.access import AccessRefused, AccessRule, bound
 from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, asks_of, check_strict, tool_policy
+from towerman.policy import (
+    Pool,
+    Retry,
+    ToolPolicy,
+    TowerPolicy,
+    asks_of,
+    check_deferring,
+    check_strict,
+    tool_policy,
+)
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -57,6 +66,7 @@ class Tool:
         timeout: seconds one call may run.
         max_wait: seconds one call may wait.
         wait: it waits when busy.
+        defer: it goes into the durable queue when busy.
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
@@ -83,6 +93,7 @@ class Tool:
     timeout: float
     max_wait: float
     wait: bool
+    defer: bool
     max_result_bytes: int
     effect_free: bool
     own_task: bool
@@ -229,6 +240,7 @@ def compile_tool(
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
+        defer=_defers(policy, tower),
         max_result_bytes=max(max_result_bytes, LEAST_PAGE) if reads_results else max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
@@ -274,6 +286,18 @@ def _asks(
             raise AccessRefused(told, "policy_error") from None
 
     return None, price
+
+
+def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
+    """Does a call that cannot start at once go into the durable queue?
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if (policy.when_busy or tower.when_busy) != "defer":
+        return False
+    check_deferring(f"tool {policy.name!r}: when_busy='defer': ", tower.journal)
+    return True
 
 
 def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:

@@ -36,6 +36,7 @@ Kind = Literal[
     "intended",
     "joined",
     "replayed",
+    "deferred",
     "finished",
     "orphaned",
     "ended",

@@ -29,8 +29,11 @@ from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Span
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
     from towerman.bounds import Encoded
+    from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
 
@@ -241,6 +244,14 @@ class Want(Wants[Lot[Owner]]):
         """What is equal for calls that one run could answer; None: this one stands for itself."""
         return self.of.likeness(keywords, self.accesses, self.holds, call.idempotency_key) if self.of.joins else None
 
+    def patient(self, seconds: float) -> Want:
+        """The same, waiting when busy, at most so long: of a call that a worker has taken from the queue."""
+        other = self.with_holds(self.accesses, self.holds, self.labels)
+        other.pools = (*self.pools[:0], *self.pools)  # another tuple: the gate takes equal ones for one tool's calls
+        other.wait = True
+        other.max_wait = seconds
+        return other
+
     def with_holds(self, accesses: tuple[Access, ...], holds: tuple[Hold, ...], labels: Mapping[str, str]) -> Want:
         """The same permits with other holds."""
         other = Want.__new__(Want)
@@ -294,19 +305,99 @@ class Filed:
         digest: of its arguments.
         token: of the start that its intent was written for.
         begun: the intent is on the disk.
+        claim: the worker's claim under which it runs, or None.
+        place: batch and index under which it is written down; None: its own.
         told: its outcome was handed to the journal, or came from there.
         riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "digest", "key", "riders", "told", "token")
+    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
 
-    def __init__(self, key: bytes | None, digest: bytes | None) -> None:
+    def __init__(
+        self,
+        key: bytes | None,
+        digest: bytes | None,
+        claim: bytes | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        self.claim = claim
+        self.place = place
         self.key = key
         self.digest = digest
         self.token = b""
         self.begun = False
         self.told = False
         self.riders: tuple[Filed, ...] = ()
+
+
+class Handing:
+    """A call that is being put into the durable queue.
+
+    Attributes:
+        work, index: which call it is.
+        code: what it is answered when it is there: `deferred`, or `held_behind`.
+        why: what stood in its way, in a sentence.
+        waited, waited_for: how long it has waited, and for what.
+        due: when the journal has taken too long.
+        handle: its name there, if it is put there now.
+        future: the journal's answer; None while nothing is asked.
+        stop: why it was cancelled meanwhile, or None.
+    """
+
+    __slots__ = ("code", "due", "future", "handle", "index", "stop", "waited", "waited_for", "why", "work")
+
+    def __init__(
+        self, work: Work, index: int, code: Code, why: str, waited: float, waited_for: tuple[str, ...], due: float
+    ) -> None:
+        self.work = work
+        self.index = index
+        self.code = code
+        self.why = why
+        self.waited = waited
+        self.waited_for = waited_for
+        self.due = due
+        self.handle = ""
+        self.future: Future[Deferred] | None = None
+        self.stop: str | None = None
+
+
+class Deferral:
+    """What of a batch goes into the durable queue, or comes from there.
+
+    Attributes:
+        every: every call is to go there.
+        claims: by index, calls that a worker has taken from there; the journal knows them by these.
+        patience: seconds for which such a call waits in the gate.
+        handles: by index, calls that are in the queue, by their names there.
+        behind: by node of the plan (calls, and from its size on junctions), the calls in the queue that come before.
+        heads: by index of a call in the queue, another one that stands for the same chain.
+        gates: by index, the junctions that a call waits for directly; None: not looked up.
+        found: by index, calls that were put there before: name, state, and the answer that there is.
+        handing: by index, calls that are being put there.
+    """
+
+    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience")
+
+    def __init__(
+        self, *, every: bool = False, claims: Mapping[int, Filed] | None = None, patience: float = 0.0
+    ) -> None:
+        self.every = every
+        self.claims = claims or {}
+        self.patience = patience
+        self.handles: dict[int, str] = {}
+        self.behind: dict[int, set[int]] = {}
+        self.heads: dict[int, int] = {}
+        self.gates: dict[int, list[int]] | None = None
+        self.found: dict[int, tuple[Deferred, Answer | None]] = {}
+        self.handing: dict[int, Handing] = {}
+
+    def head(self, index: int) -> int:
+        """The call that stands for the chain of one in the queue."""
+        heads = self.heads
+        while (other := heads.get(index, index)) != index:
+            heads[index] = heads.get(other, other)
+            index = other
+        return index
 
 
 class Join:
@@ -565,6 +656,7 @@ class Work:
         ended: by index, when an orphan's work ended.
         filed: by index, what the journal knows calls by; None where there is no journal.
         joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
+        deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
@@ -584,6 +676,7 @@ class Work:
         "closing",
         "context",
         "decided",
+        "deferral",
         "ended",
         "error",
         "filed",
@@ -649,6 +742,7 @@ class Work:
         self.ended: dict[int, float] = {}
         self.filed: dict[int, Filed] | None = None
         self.joins: dict[int, Join] | None = None
+        self.deferral: Deferral | None = None
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
@@ -836,7 +930,8 @@ class BatchResult(Sequence[Result]):
         given: object = pending
         if given not in ("raise", "refuse"):
             raise PolicyError(f"pending: 'raise' or 'refuse'; got {shown(given)}")
-        waiting = [result for result in self._results if result.outcome == "pending"]
+        # What is deferred has a handle: the model is told that, and need not wait for it.
+        waiting = [result for result in self._results if result.outcome == "pending" and result.handle is None]
         if not waiting:
             return self._results
         if pending == "raise":

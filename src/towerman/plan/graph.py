@@ -70,6 +70,7 @@ class Plan:
         "_needs_left",
         "_order",
         "_paths",
+        "_places",
         "_started",
         "_successors",
         "edge_count",
@@ -139,6 +140,7 @@ class Plan:
         self._paths: list[float] | None = None
         self._successors: list[int] = []
         self._before: list[list[int]] | None = None
+        self._places: list[int] | None = None
 
     def start(self) -> Sequence[int]:
         """The calls that are ready at once, in the order of `key`; without an edge a `range`.
@@ -284,6 +286,27 @@ class Plan:
         if self._after_left[index]:
             found += [("after", other) for other in self._unended(index, limit - len(found))]
         return found
+
+    def nexts(self, node: int) -> Iterator[int]:
+        """The nodes that wait for a node directly; those from `size` on are junctions."""
+        if not self.trivial:
+            if node < self.size:
+                yield from self._dependents[node] or ()
+            yield from self._after[node] or ()
+
+    def place(self, index: int) -> int:
+        """The place of a call in the plan's order: behind all that it needs, else as emitted."""
+        if self.trivial or isinstance(self._order, range):
+            return index
+        if self._places is None:
+            self._places = [0] * self.size
+            for place, one in enumerate(self._order):
+                self._places[one] = place
+        return self._places[index]
+
+    def needed(self, index: int) -> Sequence[int]:
+        """The calls whose results a call needs."""
+        return () if self.trivial else self._needs[index]
 
     def edges(self) -> Iterator[tuple[int, int, EdgeKind]]:
         """All edges between calls as (earlier, later, kind), by the earlier one; for explanation.

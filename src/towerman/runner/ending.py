@@ -51,6 +51,18 @@ class Ending(Oversized):
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
+    def _defer(self, work: Work, index: int, entry: Slot, waited: float, waited_for: tuple[str, ...]) -> bool:
+        """A call for which there is no room now: does it go into the durable queue?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _hand_down(self, work: Work, sealed: Iterable[int]) -> None:
+        """Calls are sealed: what comes behind those in the durable queue knows that."""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _is_handed(self, work: Work, index: int, reason: str | None = None) -> bool:
+        """Is a call being put into the durable queue, and can that not be called off any more?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     # ================================================================ ends
 
     def _finished(
@@ -257,6 +269,8 @@ class Ending(Oversized):
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
             if code == "budget_exhausted":
                 waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
+            if entry.wants.of.defer and self._defer(work, index, entry, waited, waited_for):  # type: ignore[attr-defined]
+                return
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
             left = entry.rejection.retry_after
             message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
@@ -293,6 +307,8 @@ class Ending(Oversized):
         for one, culprit in skipped:
             message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
+        if work.deferral is not None:
+            self._hand_down(work, [index, *(one for one, _ in skipped)])
         return [*ready, *work.plan.end(index)]
 
     def _soon(self, work: Work, ready: Iterable[int]) -> None:
@@ -366,6 +382,8 @@ class Ending(Oversized):
         """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
         if work.results[index] is None and index not in work.jobs:
             try:
+                if work.deferral is not None and self._is_handed(work, index):
+                    return
                 if work.groups is None or not self._tied(work, index):
                     self._seal_closed(work, index)
             except Exception as fault:
@@ -483,6 +501,8 @@ class Ending(Oversized):
             work.reasons[index] = reason
         if job is not None:
             self._stop(job, "cancelled", reason)
+            return
+        if work.deferral is not None and self._is_handed(work, index, reason):
             return
         if work.groups is not None and self._rides(work, index):
             self._get_off(work, index, reason)

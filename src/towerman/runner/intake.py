@@ -211,6 +211,8 @@ class Intake(Sealer):
             want, keywords = cleared
         if work.parent is not None:
             want = self.core.nested_want(want, work.parent)
+        if work.deferral is not None and index in work.deferral.claims:
+            want = want.patient(min(work.deferral.patience, want.max_wait))
         work.keywords[index] = keywords
         work.wants[index] = want
         return want

@@ -23,7 +23,7 @@ from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import NOT_STARTED, Again, Job, Join, Owner, Slot, Work
+from towerman.work import NOT_STARTED, Again, Handing, Job, Join, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -49,6 +49,7 @@ class Offering(Sharing):
         self.works: dict[Work, None] = {}
         self._resting: list[Again] = []  # a heap: calls that wait to be tried again
         self._joins: dict[Join, None] = {}
+        self._handings: dict[Handing, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -78,6 +79,10 @@ class Offering(Sharing):
         """A fault of Towerman's own."""
         raise NotImplementedError  # pragma: no cover - of the ends
 
+    def _diverted(self, work: Work, index: int) -> bool:
+        """A call is ready: does it go into the durable queue, or was it put there before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _on_timer(self) -> None:
         """The timer has fired."""
         raise NotImplementedError  # pragma: no cover - the shell's
@@ -92,6 +97,8 @@ class Offering(Sharing):
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
+                if work.deferral is not None and self._diverted(work, index):
+                    continue
                 if gated is not None and index in gated and not gated[index].cleared:
                     self._ask_soon(work, index)
                 else:
@@ -126,6 +133,10 @@ class Offering(Sharing):
         if work.joins:
             for index in work.joins.keys() & calls:
                 work.joins[index].ready = True
+        if work.deferral is not None:
+            for index in calls:
+                if work.wants[index] is not None and work.results[index] is None:
+                    self._diverted(work, index)
         with core.lock:
             decided = gather(core) if core.strays else []
             if work.generation != core.generation:

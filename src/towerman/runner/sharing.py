@@ -49,6 +49,10 @@ class Sharing(Spending):
         """Tell the plan that a call is sealed and ended; returns what is ready now."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    def _held(self, work: Work, index: int) -> bool:
+        """Does an open call come behind one in the durable queue?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _seal_rest(self, work: Work, start: int) -> None:
         """Seal what never started of a batch that is being ended."""
         raise NotImplementedError  # pragma: no cover - the runner's
@@ -100,6 +104,8 @@ class Sharing(Spending):
         tool = want.of
         group.source, group.inside, group.note = -1, frozenset(), ""
         others = [one for one in _open(work, group) if one != index]
+        if work.deferral is not None:
+            others = [one for one in others if not self._held(work, one)]
         if not others:
             return keywords
         try:
@@ -160,6 +166,8 @@ class Sharing(Spending):
         assert work.groups is not None
         group = work.groups.get(index)
         if group is None or group.source < 0 or work.results[index] is not None:
+            return None
+        if work.deferral is not None and self._held(work, index):
             return None
         if group.merged:
             if index not in group.inside:

@@ -28,7 +28,7 @@ from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.filing import Filing
+from towerman.runner.deferring import Deferring
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -57,7 +57,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Filing):
+class Shell(Deferring):
     """The runner of one event loop."""
 
     def __init__(
@@ -389,6 +389,8 @@ class Shell(Filing):
         following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if self._joins:
             following = min(following, self._look_at_joins(now))
+        if self._handings:
+            following = min(following, self._look_at_handings(now))
         if following < self._timer_at:
             self._arm(following)
 

@@ -208,7 +208,7 @@ class Declaring:
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
-            when_busy: "wait" or "reject".
+            when_busy: "wait", "reject" or "defer" (into the journal's queue).
             on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
                 result, or "end_turn": `BatchResult.end_turn` is set.
             preset: "read", "write" or "background": a waiting policy in one word; options beside it win.

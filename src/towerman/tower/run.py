@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from towerman.calls import Batch, Call
 from towerman.errors import InputError, PolicyError
-from towerman.policy import OnResult, whole
+from towerman.policy import OnResult, check_deferring, whole
 from towerman.tools import is_coroutine_function
-from towerman.work import BatchResult, RunState, Work
+from towerman.work import BatchResult, Deferral, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.approvals import Approved, Decision, Denied
@@ -34,6 +34,7 @@ MOST_ID: Final = 256
 class Host(Protocol):
     """What a run needs of its tower, without naming the tower."""
 
+    _core: Core
     _runs: dict[int, RunState]
 
     @property
@@ -44,11 +45,6 @@ class Host(Protocol):
     @property
     def _sync(self) -> SyncDoor:
         """The way in for threads without a loop."""
-        ...  # pragma: no cover - a protocol has no body
-
-    @property
-    def _core(self) -> Core:
-        """What its loops share."""
         ...  # pragma: no cover - a protocol has no body
 
     def _close_run(self, state: RunState) -> None:
@@ -123,6 +119,31 @@ class Run:
         if batch_id is not None:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
+
+    async def submit(self, calls: object, *, format: str | None = None, batch_id: str | None = None) -> BatchResult:
+        """Put every call of a batch into the journal's queue, looked over as by `execute`: a worker runs them.
+
+        What is refused is answered at once and costs its siblings nothing. The others are `pending`, with a handle:
+        `deferred`, or `held_behind` one of the same batch that comes before, and then they run in that order.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it: what was put in under it is not put in twice.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments, or `batch_id` is no short text.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        check_deferring("submit: ", self._tower._core.journal)
+        if batch_id is not None:
+            _check_batch_id(batch_id)
+        batch = replace(self._decode(calls, format), batch_id=batch_id)
+
+        def every(work: Work) -> None:
+            work.deferral = Deferral(every=True)
+
+        return await self._answer(batch, None, every)
 
     async def _answer(
         self, batch: Batch, on_result: OnResult | None, prepare: Callable[[Work], None] | None

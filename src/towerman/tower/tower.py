@@ -138,7 +138,8 @@ class Tower(Declaring):
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
             emitted order within its run), "exclusive" (alone in the process), "independent".
-        when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
+        when_busy: "wait" (in a bounded queue, with a deadline), "reject" (answered at once) or "defer" (put into the
+            journal's queue, for a worker to run; answered `pending` with a handle).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
@@ -375,6 +376,11 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
+        """Open a run for a worker."""
+        asked = cast("Approver | None", approver)
+        return self.run(run_id, tenant=tenant, priority=priority, deps=deps, approver=asked)._state
+
     def _checked_run(
         self,
         *,
@@ -524,6 +530,24 @@ class Tower(Declaring):
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
+    async def submit(
+        self, calls: object, *, format: str | None = None, batch_id: str | None = None, **run_options: object
+    ) -> BatchResult:
+        """Put every call of a batch into the journal's queue, in a run of its own; see `Run.submit`.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
+            run_options: those of `run`; its id, tenant and priority go with the calls.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
+            return await run.submit(calls, format=format, batch_id=batch_id)
+
     def execute_sync(
         self,
         calls: object,
@@ -564,6 +588,11 @@ class Tower(Declaring):
         self._shells.rest()
 
     # ---------------------------------------------------------------- looking in, ending
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal, which can also be asked; None where there is none."""
+        return self._journal
 
     def add_observer(self, observer: Observer) -> None:
         """Let one more observer see the events from now on.
