@@ -148,8 +148,6 @@ PLACES: list[tuple[Any, str]] = [
             "_seal_row",
             "_hand_down",
             "_behind",
-            "_end_handing",
-            "_taken_back",
             "_file",
         )
     ),
