@@ -433,7 +433,9 @@ class Journal:
         """What the queue has for a worker; takes nothing.
 
         Args:
-            tools, busy, foreign_before: as `claim_next` takes them.
+            tools: as `claim_next` takes them.
+            busy: as there.
+            foreign_before: as there.
         """
         return self._writer.ask(
             lambda session: deferred.due(session, tools, busy=busy, foreign_before=foreign_before), writes=False
