@@ -40,6 +40,7 @@ from towerman import (
     Run,
     ToolError,
     Tower,
+    read_result,
 )
 from towerman.cli import main as command
 
@@ -163,6 +164,11 @@ def noted(error: Exception) -> Exception:
     return error
 
 
+async def noted_later(value: object) -> object:
+    """A summary that fails with what it was given."""
+    raise noted(ValueError(value))
+
+
 def cyclic() -> object:
     """A value inside itself."""
     value: dict[str, object] = {SECRET: 1}
@@ -255,6 +261,8 @@ failing("value: encoder raises", lambda: SECRET, encode=lambda value: {}[value])
 failing("value: encoder gives no form", lambda: SECRET, encode=lambda value: {SECRET: object()})
 failing("value: encoder is cancelled", lambda: SECRET, encode=lambda value: raising(asyncio.CancelledError)())
 failing("value: summary raises", lambda: "x" * 100_000, summarize=lambda value: {}[SECRET])
+failing("value: summed up", lambda: [SECRET] * 10_000, "content", summarize=lambda value: value[0])
+failing("value: async summary raises", lambda: SECRET * 10_000, "content", summarize=lambda value: noted_later(value))
 failing("exception: text", raising(lambda: ValueError(SECRET)))
 failing("exception: note", raising(lambda: noted(ValueError(SECRET))))
 failing("exception: object inside", raising(lambda: ValueError(Told())))
@@ -269,6 +277,23 @@ failing("retried: group", raising(lambda: ExceptionGroup(SECRET, [TimeoutError(S
 failing("retried: what a service asks for", raising(lambda: RateLimited(SECRET)), **AGAIN)
 failing("rate limited: what a service asks for", raising(lambda: RateLimited(Told())))  # type: ignore[arg-type]
 failing("tool error: words", raising(lambda: ToolError(f"no such customer: {SECRET}")), "words")
+
+
+def fail_to_count(text: str) -> int:
+    """A counter that says what it was given."""
+    raise ValueError(text)
+
+
+@source("value: counted", "content", count_tokens=fail_to_count, max_batch_bytes=1_000, max_result_bytes=800)
+def _counted(play: Play) -> object:
+    play.tower.add_tool(lambda: SECRET * 1_000, name="tool", independent=True)
+    return [Call("tool", {}, f"c{place}") for place in range(3)]
+
+
+@source("argument: of the tool that reads results")
+def _read(play: Play) -> object:
+    play.tower.add_tool(read_result, name="tool")
+    return [Call("tool", {"handle": SECRET}, "c1"), Call("tool", {"handle": "r-", "page": NUMBER}, "c2")]
 
 
 @source("exception: of a merged run")

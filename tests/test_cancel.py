@@ -31,6 +31,7 @@ from towerman import (
     Approved,
     BatchResult,
     Breaker,
+    Budget,
     Call,
     Context,
     Denied,
@@ -328,6 +329,38 @@ def raising_hook(stage: Stage) -> Scene:
 
     calls = [Call("work", {"n": n}, str(n)) for n in range(4)]
     return Scene(stage, tower, calls, on_result=hook, may_raise=(LookupError,))
+
+
+@scene
+def too_large(stage: Stage) -> Scene:
+    """Values that do not fit: kept at once, written down on a thread, summed up there, trimmed with their batch."""
+    tower = stage.tower(max_result_bytes=600, max_batch_bytes=1_500, run_concurrency=2)
+    rows = [{"n": n} for n in range(200)]
+
+    @tower.tool(independent=True)
+    async def give(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True)
+    def give_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True, summarize=lambda value: f"{len(value)} rows")
+    async def sum_up(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True, summarize=lambda value: {}[value])
+    def sum_up_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True)
+    async def whole(n: int) -> str:
+        return await stage.work(f"{n}", 0.1) * 590
+
+    names = ("give", "sum_up", "give_in_thread", "sum_up_in_thread", "whole")
+    return Scene(stage, tower, [Call(name, {"n": n}, str(n)) for n, name in enumerate(names)])
 
 
 @scene
@@ -706,6 +739,39 @@ def going_on(stage: Stage) -> Scene:
     state = batch.state()
     made.begin = lambda run: run.resume(state, decisions, on_result=made.hook)
     return made
+
+
+@scene
+def budgeted(stage: Stage) -> Scene:
+    """Budgets that refuse some calls at once and others at their grant, while calls charge, share a run, are merged
+    and call others; two runs on the budget of the process.
+    """
+    tower = stage.tower(pools={"db": 1}, budgets={"process": Budget(cost=9, per="minute"), "batch": Budget(calls=9)})
+
+    @tower.tool(independent=True, pools=["db"], spends={"cost": 1})
+    async def pay(n: int, ctx: Context) -> str:
+        ctx.charge(tokens=3)
+        return await stage.work(f"{n}", 0.2)
+
+    @tower.tool(reads="k", share_identical=True)
+    def look(n: int, ctx: Context) -> str:
+        ctx.charge(cost=0.5)
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    @tower.tool(writes="list", merge=lambda sets: {"n": [n for one in sets for n in one["n"]]})
+    async def add(n: list[int], ctx: Context) -> str:
+        await ctx.execute([Call("pay", {"n": 50 + ctx.index})])
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    async def other() -> None:
+        async with tower.run(budget=Budget(seconds=0.5)) as run:
+            await run.execute([Call("pay", {"n": 100 + n}) for n in range(4)])
+
+    pays = [Call("pay", {"n": n}, str(n)) for n in range(3)]
+    adds = [Call("add", {"n": [n]}, str(n)) for n in range(5, 7)]
+    last = [Call("pay", {"n": 7}, "7"), Call("look", {"n": 2}, "8", ("7",))]
+    calls = [*pays, Call("look", {"n": 1}, "3"), Call("look", {"n": 1}, "4"), *adds, *last]
+    return Scene(stage, tower, calls, beside=other, options={"budget": Budget(calls=8, tokens=8)})
 
 
 # ==================================================================== running one, with something done at a step

@@ -20,6 +20,7 @@ from test_cancel import SCENES, Scene
 import towerman.runner.sealer
 import towerman.sealing
 from towerman import Call, Run
+from towerman.budgets import Shares
 from towerman.gate import Gate
 from towerman.plan import Plan
 from towerman.runner import Shell
@@ -90,6 +91,7 @@ PLACES: list[tuple[Any, str]] = [
             "_put_off",
             "_say_no",
             "_too_late",
+            "_form_too_late",
             "_cleared",
             "_run_out",
             "_start_plan",
@@ -120,6 +122,15 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_too_large",
+            "_hand_over",
+            "_finish",
+            "_bounded",
+            "_begun",
+            "_summed_up",
+            "_fit",
+            "_trimmed",
+            "_kept_whole",
             "_attempt",
             "_try_again",
             "_rest",
@@ -149,8 +160,19 @@ PLACES: list[tuple[Any, str]] = [
             "_hand_down",
             "_behind",
             "_file",
+            "_spare",
+            "_reserve",
+            "_refuse_short",
+            "_refuse_lack",
+            "_pay",
+            "_unpaid",
+            "_late_for",
+            "_settle_share",
+            "_close_share",
+            "_sum_up",
         )
     ),
+    *((Shares, name) for name in ("reserve", "begin", "settle", "charge")),
     *(
         (Gate, name)
         for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")

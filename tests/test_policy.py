@@ -220,6 +220,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'write', 'background' (did you mean 'read'?)"),
     ({"encode": "json"}, "tool 'tool': encode: a function of the handler's value"),
     ({"summarize": 5}, "tool 'tool': summarize: a function of the handler's value"),
+    ({"protect": 1}, "tool 'tool': protect: True or False; got 1"),
     ({"share_identical": 1}, "tool 'tool': share_identical: True or False; got 1"),
     ({"merge": "add"}, "tool 'tool': merge: a function of a list of argument mappings; got 'add'"),
     ({"merge": print}, "tool 'tool': merge joins calls on one resource, and the tool declares none; say reads= or"),
@@ -240,6 +241,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"concurrency": 1}, "tool 'tool': no option 'concurrency'; did you mean 'max_concurrency'?"),
     ({"zzz": "10/s"}, "tool 'tool': no option 'zzz'; known: "),
     ({"rate": "10"}, 'tool \'tool\': rate: a rate such as "10/s", "100/min" or "3/5s", or limit, per (seconds)'),
+    ({"spends": float("nan")}, "tool 'tool': spends: a number of calls, or units with their amounts such as"),
+    ({"spends": {"token": 1}}, "tool 'tool': spends: no unit 'token'; did you mean 'tokens'?"),
+    ({"spends": {"cost": -0.1}}, "tool 'tool': spends: cost: a number, 0 or more; got -0.1"),
+    ({"spends": {"seconds": 1}}, "tool 'tool': spends: seconds pass by themselves; nobody can spend them"),
+    ({"max_repeats": True}, "tool 'tool': max_repeats: a whole number, 1 or more, or \"any\"; got True"),
     ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
     ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
     ({"requires_approval": "yes"}, "tool 'tool': requires_approval: True, False, or a plain function of the arguments"),
@@ -348,6 +354,19 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grace": -1}, "grace: seconds, 0 or more"),
     ({"max_result_bytes": 1}, f"max_result_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"max_batch_bytes": 1}, f"max_batch_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
+    (
+        {"results": "folder"},
+        "results: 'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results'",
+    ),
+    ({"results": ""}, "results: 'auto', 'memory'"),
+    ({"results": "./a\0b"}, "results: 'auto', 'memory'"),
+    ({"results": 5}, "results: 'auto', 'memory'"),
+    ({"results": dict}, "results: 'auto', 'memory'"),
+    ({"results": "/nowhere/at/all/results"}, "results: the folder cannot be used: No such file or directory"),
+    ({"results": "journal"}, "results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'"),
+    ({"result_lifetime": 0}, "result_lifetime: seconds, more than 0"),
+    ({"max_stored_bytes": -1}, "max_stored_bytes: a whole number, 0 or more"),
+    ({"count_tokens": 5}, "count_tokens: a function of a text"),
     ({"on_excess": "cut"}, "on_excess: one of 'tell', 'queue'"),
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
     ({"when_busy": "queue"}, "when_busy: one of 'wait', 'reject', 'defer'"),
@@ -362,6 +381,9 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"secret": ""}, "secret: text or bytes that nobody can guess; got an empty one"),
     ({"secret": 918273645546}, "secret: text or bytes that nobody can guess; got int"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),
+    ({"budgets": 5}, "budgets: a mapping of whom it counts for to Budget"),
+    ({"budgets": {"run": 5}}, "budgets.run: a Budget, such as Budget(calls=20, seconds=60); got 5"),
+    ({"max_repeats": 0}, 'max_repeats: a whole number, 1 or more, or "any"; got 0'),
     ({"observers": [5]}, "observers: callables that take an Event; got int"),
 ]
 
@@ -386,5 +408,7 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_wait, made.timeout, made.grace, made.max_queued) == (30.0, 300.0, 5.0, 1000)
     assert (made.on_excess, made.undeclared, made.when_busy, made.on_orphan) == ("tell", "ordered", "wait", "hold")
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
+    assert (made.results, made.result_lifetime, made.max_stored_bytes) == ("auto", 3600.0, 67_108_864)
+    assert made.count_tokens is None
     assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Pool, Rate, Retry
+from towerman.policy import Breaker, Budget, Pool, Rate, Retry
 from towerman.tower import (
     ApprovalStatistics,
     BreakerStatistics,
+    BudgetStatistics,
     JournalStatistics,
     PoolStatistics,
     RateStatistics,
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from towerman.journal import Journal, JournalUnavailable
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
     from towerman.runner import Worker, WorkerReport
+    from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"
 
@@ -40,6 +43,8 @@ __all__ = [
     "BatchResult",
     "Breaker",
     "BreakerStatistics",
+    "Budget",
+    "BudgetStatistics",
     "Call",
     "Change",
     "Changes",
@@ -60,6 +65,7 @@ __all__ = [
     "LogObserver",
     "ObserveReport",
     "Observer",
+    "Page",
     "PolicyError",
     "Pool",
     "PoolStatistics",
@@ -67,6 +73,7 @@ __all__ = [
     "RateLimited",
     "RateStatistics",
     "Result",
+    "ResultStore",
     "Retry",
     "Run",
     "Span",
@@ -78,6 +85,7 @@ __all__ = [
     "WorkerReport",
     "__version__",
     "ask_terminal",
+    "read_result",
 ]
 
 
@@ -100,6 +108,9 @@ _LATER = {
     "Worker": "runner",
     "WorkerReport": "runner",
     "ask_terminal": "terminal",
+    "Page": "pages",
+    "ResultStore": "pages",
+    "read_result": "tower.reader",
 }
 
 

@@ -377,10 +377,11 @@ def make_result(
     return result  # type: ignore[return-value]
 
 
-def with_content(result: Result, content: str) -> Result:
-    """The same result with another content (a batch's total bound cuts after the fact)."""
+def with_content(result: Result, content: str, handle: str | None) -> Result:
+    """The same result with another content (a batch's total bound cuts after the fact), and where the whole is."""
     values = {name: getattr(result, name) for name in _Slots.__slots__}
     values["content"] = content
+    values["handle"] = handle
     return make_result(**values)
 
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from towerman.bounds import Encoded, EncodingError, encode
+from towerman.bounds import Encoded, EncodingError, Keep, encode
+from towerman.budgets import SECONDS, Lack, number
 from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
 from towerman.records import Answer, Record
@@ -55,6 +56,8 @@ ENDS_TURN: Final = frozenset(
         "queue_full",
         "rate_limited",
         "circuit_open",
+        "budget_exhausted",
+        "journal_unavailable",
         "deadline_exceeded",
         "would_deadlock",
     }
@@ -74,6 +77,7 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
     "approval_expired": "Not started: its approval was over before its turn came.",
+    "budget_exhausted": "Not started: the seconds of this run's budget are over.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
@@ -189,6 +193,64 @@ def capped(most: int, index: int, size: int) -> str:
     carries it.
     """
     return notice(most, size) if index == size - 1 else f"Not run: at most {most} calls are run for one response."
+
+
+def budget_of(lack: Lack) -> str:
+    """A budget as people are shown it: `budget of run (calls)`; no tenant, no amount that was spent."""
+    return f"budget of {lack.account.scope} ({lack.unit})"
+
+
+def too_little(lack: Lack, left: float | None) -> str:
+    """Why a call is refused for a budget. What it asked, and what others have spent, may be made of arguments: only
+    limits are told.
+
+    Args:
+        lack: what there is too little of.
+        left: seconds until it renews, or None.
+    """
+    account, unit = lack.account, lack.unit
+    if unit == SECONDS:
+        return f"Not started: the {number(account.lasts):g} seconds of this {account.scope}'s budget are over."
+    limit = f"{number(account.limits[unit])} {unit}"
+    whose = f"this {account.scope}'s budget of {limit}"
+    later = "" if left is None else f" It renews in {_rounded(left):g} s."
+    if lack.whole:
+        return f"Not started: this response takes more than is left of {whose}, and is not run in part.{later}"
+    if account.left(unit) > 0:
+        return f"Not started: what is left of {whose} is not enough.{later}"
+    return f"Not started: {whose} is used up.{later}"
+
+
+def cut_short(lack: Lack, runs: int, size: int, left: float | None) -> str:
+    """What the model is told of a batch of which a budget has refused some calls.
+
+    Args:
+        lack: what there was too little of.
+        runs: calls that it has not refused.
+        size: calls of the batch.
+        left: seconds until it renews, or None.
+    """
+    told = too_little(lack, left)
+    if lack.whole:
+        return f"{_ran(told, runs, size)} Send fewer calls at once, or answer with what you have."
+    return stopped_short(told, runs, size)
+
+
+def stopped_short(why: str, runs: int, size: int) -> str:
+    """The same, where a budget was used up while calls waited; `why` is what the last of them was told."""
+    return f"{_ran(why, runs, size)} Do not call more tools now; answer with what you have."
+
+
+def _ran(why: str, runs: int, size: int) -> str:
+    return f"Ran {runs or 'none'} of {size} call{'' if size == 1 else 's'}: {why.removeprefix('Not started: ')}"
+
+
+def repeated(turns: int) -> str:
+    """Why a call is refused that came before, again and again."""
+    return (
+        f"Not run: you have made this very call in {turns} turn{'' if turns == 1 else 's'} already, with nothing new "
+        "in between. Use what it answered then, do something else, or answer with what you have."
+    )
 
 
 def unneeded(culprit: int, call: Call) -> str:
@@ -545,7 +607,8 @@ def refused(
     retry_after: float | None = None,
 ) -> Result:
     """The result of a call that does not start; `never`: nor would it if it came again."""
-    retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY and not never else "no"
+    worth = code in WORTH_ANOTHER_TRY or retry_after is not None
+    retryable: Retryable = "yes" if worth and not never else "no"
     message = clean(message)
     content = failure(code, message, outcome, False, "no", retryable, retry_after)
     return make_result(
@@ -592,23 +655,34 @@ def faulty(
     )
 
 
-def encoded(tool: Tool, value: object) -> Encoded | EncodingError:
+def encoded(tool: Tool, value: object, keep: Keep | None = None) -> Encoded | EncodingError:
     """What a handler returned as the model is sent it, or why that cannot be done.
 
-    An oversized value is replaced by the tool's own shorter form of it; if that fails, it is cut.
+    Args:
+        tool: whose handler it was.
+        value: what it returned.
+        keep: what does not fit comes as a `Large`, as `bounds.encode` says; None: it is cut.
     """
-    policy, limit = tool.policy, tool.max_result_bytes
     try:
-        whole = encode(value, limit, policy.encode)
+        return encode(value, tool.max_result_bytes, tool.policy.encode, keep)
     except EncodingError as unencodable:
         return unencodable
-    if not whole.cut or policy.summarize is None:
-        return whole
-    try:
-        short = encode(policy.summarize(value), limit)
-    except Exception:
-        return whole
-    return Encoded(short.text, whole.original_bytes, True)
+
+
+class Bounded(Encoded):
+    """What the model is sent of a value that did not fit.
+
+    Attributes:
+        handle: under which the whole is kept, or None.
+    """
+
+    __slots__ = ("handle",)
+
+    handle: str | None
+
+    def __init__(self, text: str, original_bytes: int, handle: str | None) -> None:
+        super().__init__(text, original_bytes, True)
+        object.__setattr__(self, "handle", handle)
 
 
 def named(call: Call) -> str:

@@ -292,13 +292,18 @@ class _Layout:
     status: int
     waited: int
     ran: int
+    tokens: int
     blockers: int
     bar: int
 
 
-def _layout(width: int, index: int, tool: int, status: int, waited: int, ran: int, blockers: int) -> _Layout:
+def _layout(
+    width: int, index: int, tool: int, status: int, waited: int, ran: int, tokens: int, blockers: int
+) -> _Layout:
     gap = 2 if width >= 90 else 1
     least_bar = 28 if width >= 90 else 16 if width >= 70 else 10
+    if width < 80:
+        tokens = 0
     if width < 64:
         waited = ran = 0
     if width < 48:
@@ -306,18 +311,22 @@ def _layout(width: int, index: int, tool: int, status: int, waited: int, ran: in
     if width < 36:
         status = 0
     texts = [min(tool, 28), min(status, 22), min(blockers, 36)]
-    fixed = [column for column in (index, waited, ran) if column]
+    fixed = [column for column in (index, waited, ran, tokens) if column]
     gaps = gap * (len(fixed) + sum(1 for text in texts if text))
     room = width - sum(fixed) - gaps - least_bar
     while sum(texts) > room and max(texts) > 4:
         texts[texts.index(max(texts))] -= 1
     bar = max(1, width - sum(fixed) - gaps - sum(texts))
-    return _Layout(gap, index, texts[0], texts[1], waited, ran, texts[2], bar)
+    return _Layout(gap, index, texts[0], texts[1], waited, ran, tokens, texts[2], bar)
 
 
 def _count(spans: Sequence[Span]) -> str:
     seen = Counter("without a result" if _open(span) else span.outcome for span in spans)
     return ", ".join(f"{seen[name]:,} {name}" for name in (*_OUTCOMES, "without a result") if seen[name])
+
+
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number:,} tokens"
 
 
 def _calls(number: int) -> str:
@@ -335,13 +344,13 @@ def draw(
     """Draw the calls of one batch as a text of several lines, none wider than `width` columns.
 
     A row says: the call's index, its tool, its status (the code, or the outcome where there is none), its bar on the
-    common axis, how long it waited in the queue and how long it ran until its result, and what blocked it, first to
-    last.
+    common axis, how long it waited in the queue and how long it ran until its result, about how many tokens its result
+    takes of the model's context, and what blocked it, first to last.
 
     Args:
         spans: the calls of the batch; they are drawn in emitted order.
         width: columns of the drawing; less than 24 is taken as 24. Narrow drawings leave out, in this order, the
-            seconds, the blockers and the codes.
+            tokens, the seconds, the blockers and the codes.
         color: add ANSI colour sequences; they take no columns.
         ascii_only: use no character beyond ASCII.
         max_rows: draw at most so many calls and say how many were left out; the axis covers all of them.
@@ -366,6 +375,7 @@ def draw(
     blockers = [printable(_blockers(span), ascii_only=ascii_only) for span in shown]
     waits = [_waited(span, unit) for span in shown]
     runs = [_ran(span, unit) for span in shown]
+    tokens = ["" if span.tokens is None else f"{span.tokens:,}" for span in shown]
     named = any(blockers)
     layout = _layout(
         width,
@@ -374,6 +384,7 @@ def draw(
         max(7, *map(columns, states)),
         max(4, *map(len, waits)),
         max(3, *map(len, runs)),
+        max(6, *map(len, tokens)) if any(tokens) else 0,
         max(10, *map(columns, blockers)) if named else 0,
     )
     bars = [_bar(span, layout.bar, horizon) for span in shown]
@@ -382,7 +393,7 @@ def draw(
         bare = text.rstrip()
         return f"\x1b[{sgr}m{bare}\x1b[0m{text[len(bare) :]}" if color and bare else text
 
-    def row(index: str, tool: str, status: str, bar: str, waited: str, ran: str, blocked: str) -> str:
+    def row(index: str, tool: str, status: str, bar: str, waited: str, ran: str, tokens: str, blocked: str) -> str:
         cells = [fit(index, layout.index, right=True), fit(tool, layout.tool, ascii_only=ascii_only)]
         if layout.status:
             cells.append(status)
@@ -390,6 +401,8 @@ def draw(
         if layout.waited:
             cells.append(fit(waited, layout.waited, right=True))
             cells.append(fit(ran, layout.ran, right=True))
+        if layout.tokens:
+            cells.append(fit(tokens, layout.tokens, right=True))
         if layout.blockers:
             cells.append(blocked)
         return (" " * layout.gap).join(cells).rstrip()
@@ -397,22 +410,25 @@ def draw(
     labels, ruler = _ticks(layout.bar, horizon, unit, ascii_only)
     still = sum(1 for span in ordered if span.still_running and not _open(span))
     head = f"{_calls(len(ordered))} in {unit.text(sealed)} {name}: {_count(ordered)}"
+    counted = [span.tokens for span in ordered if span.tokens is not None]
+    if counted:
+        head += f"; about {_tokens(sum(counted))}"
     if still:
         head += f"; {still:,} still at work"
     lines = [
         fit(head, width, ascii_only=ascii_only).rstrip(),
         "",
-        row("#", "tool", fit("status", layout.status), labels, "wait", "ran", "waited for"),
-        row("", "", " " * layout.status, paint(ruler, "2"), "", "", ""),
+        row("#", "tool", fit("status", layout.status), labels, "wait", "ran", "tokens", "waited for"),
+        row("", "", " " * layout.status, paint(ruler, "2"), "", "", "", ""),
     ]
-    for span, tool, state, cells, waited, ran, blocked in zip(
-        shown, tools, states, bars, waits, runs, blockers, strict=True
+    for span, tool, state, cells, waited, ran, count, blocked in zip(
+        shown, tools, states, bars, waits, runs, tokens, blockers, strict=True
     ):
         outcome_color = _OUTCOME_COLOR[span.outcome]
         status = paint(fit(state, layout.status, ascii_only=ascii_only), outcome_color)
         bar = _ink(cells, outcome_color, ascii_only, color)
         blocker = paint(fit(blocked, layout.blockers, ascii_only=ascii_only), "33")
-        lines.append(row(str(span.index), tool, status, bar, waited, ran, blocker))
+        lines.append(row(str(span.index), tool, status, bar, waited, ran, count, blocker))
     left = len(ordered) - len(shown)
     if left:
         note = f"... and {left:,} more: {_count(ordered[len(shown) :])}"
@@ -485,6 +501,7 @@ class _Told:
     waited_for: tuple[str, ...] = ()
     orphan: bool = False
     shared_with: int | None = None
+    tokens: int | None = None
     attempts: list[tuple[float, float | None, float]] = field(default_factory=list)
 
     def handed_in(self, end: float) -> float | None:
@@ -554,6 +571,8 @@ def _take(telling: _Telling, event: Event) -> None:
     call.tool = event.tool or call.tool
     if event.waited is not None and not (call.attempts and event.kind == "finished"):  # which tells of all together
         call.waited = event.waited
+    if event.tokens is not None:
+        call.tokens = event.tokens
     if event.kind == "waiting":
         # Behind a call of its own batch a call waits in the plan: it is not in the queue yet.
         if call.queued is None and not (event.waiting_for or "").startswith("call "):
@@ -599,5 +618,6 @@ def _span(index: int, call: _Told, last: float) -> Span:
         call.waited_for,
         call.ended is None and (call.orphan or call.outcome is None),
         call.shared_with,
+        call.tokens,
         tuple(call.attempts),
     )

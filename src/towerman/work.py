@@ -15,13 +15,16 @@ from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
+from towerman.budgets import Account, Shares
 from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Group, Plan
-from towerman.policy import OnResult, shown, whole
+from towerman.policy import Budget, OnResult, shown, whole
+from towerman.repeats import Repeats
 from towerman.threads import Ticket
+from towerman.tokens import Counter
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Span
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
+    from towerman.bounds import Encoded
     from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
@@ -107,6 +111,31 @@ class Context(Generic[DepsT]):
         """
         return await self._execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
+    def charge(self, **units: float) -> None:
+        """Tell what this call has spent: `ctx.charge(tokens=812, cost=0.004)`. May be called from any thread.
+
+        It counts at once in every budget that this call counts in: of its batch, its run, its tenant, the process. What
+        a call charges of a unit, all told, takes the place of what its tool's `spends` says of that unit; until its
+        work has ended the larger of the two counts. A charge is never refused: it may bring a budget past its limit,
+        and then nothing more starts.
+
+        Args:
+            units: amounts by unit, 0 or more.
+
+        Raises:
+            PolicyError: a name of no unit, or an amount that is none. Nothing was charged.
+        """
+        job = self._job
+        job.work.shell.core.charge(job.work.run, units, job.work, job.index)
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """What is left of the budgets that this call counts in, by limited unit, and of the run's time as `seconds`:
+        the least of them, never below 0. What other calls have reserved is not left. Empty without a budget.
+        """
+        work = self._job.work
+        return work.shell.core.remaining(work.run, work)
+
     @property
     def cancelled(self) -> bool:
         """The call was cancelled or its time is over: a sync handler should look at this and return."""
@@ -147,6 +176,19 @@ class Shared(Protocol):
 
     def wall(self) -> float:
         """Unix time in seconds."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def charge(self, run: RunState, units: Mapping[str, object], work: Work | None = None, index: int = 0) -> None:
+        """So much was spent."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
+        """What is left."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
         ...  # pragma: no cover - a protocol has no body
 
 
@@ -238,6 +280,21 @@ class Want(Wants[Lot[Owner]]):
         other.fuses = self.fuses
         other.marked = self.marked
         return other
+
+
+class After:
+    """A handler has returned a value that does not fit; a thread is at it.
+
+    Args:
+        value: what it returned.
+        encoded: what is there of it by now.
+    """
+
+    __slots__ = ("encoded", "value")
+
+    def __init__(self, value: object, encoded: Encoded) -> None:
+        self.value = value
+        self.encoded = encoded
 
 
 class Filed:
@@ -379,6 +436,7 @@ class Job:
     sealed = False
     ended = False
     orphan = 0
+    after: After | None = None
     nested: dict[Work, None] | None = None
     # The task is the runner's; this room only keeps it.
     task: object = None
@@ -502,13 +560,18 @@ class RunState:
         own_window: it came with a max_concurrency of its own.
         gone: it was closed while something of it was still at work; its flow ends with its last batch.
         bases: by tool name, what each call of that tool wants beside its own resources.
+        budget: the one that it came with, or None.
+        accounts: those in which it counts, the nearest first.
+        repeats: what it has repeated; None where nobody has asked.
         execute: `Run.execute` of this run.
     """
 
     __slots__ = (
         "approver",
+        "accounts",
         "bases",
         "batches",
+        "budget",
         "closed",
         "deps",
         "execute",
@@ -520,6 +583,7 @@ class RunState:
         "number",
         "own_window",
         "priority",
+        "repeats",
         "run_id",
         "tenant",
         "works",
@@ -539,8 +603,12 @@ class RunState:
         may_call: Callable[[str], bool] | None = None,
         approver: Approver | None = None,
         own_window: bool = False,
+        budget: Budget | None = None,
     ) -> None:
         self.number = number
+        self.budget = budget
+        self.accounts: tuple[Account, ...] = ()
+        self.repeats: Repeats | None = None
         self.own_window = own_window
         self.run_id = run_id
         self.flow = flow
@@ -593,6 +661,9 @@ class Work:
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
         parent: the call that waits for it; None for a batch that no call has made.
+        shares: what its calls have of budgets; None where no budget counts them.
+        exhausted: a budget lets no more calls of its run start.
+        tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
 
@@ -610,6 +681,7 @@ class Work:
         "error",
         "filed",
         "gated",
+        "exhausted",
         "generation",
         "given_up",
         "groups",
@@ -628,8 +700,10 @@ class Work:
         "resumed",
         "run",
         "sealed_at",
+        "shares",
         "shell",
         "started_at",
+        "tokens",
         "tools",
         "waited_for",
         "waiters",
@@ -674,8 +748,19 @@ class Work:
         self.error: BaseException | None = None
         self.given_up = False
         self.parent: Job | None = None
+        self.shares: Shares | None = None
+        self.exhausted = False
+        self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
+
+    def count_tokens(self) -> list[int]:
+        """The tokens of its contents, counted once; of a batch that is done."""
+        found = self.tokens
+        if found is None:
+            counter = self.shell.core.counter
+            found = self.tokens = [0 if one is None else counter(one.content) for one in self.results]
+        return found
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""
@@ -692,17 +777,20 @@ class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
 
     Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last
-            result says it too, so that it reaches the model with the messages.
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last of
+            the results that it is about says why, too, so that it reaches the model with the messages.
+        exhausted: a budget that the run counts in is used up, so that none of its calls would start any more: stop the
+            loop. Also where a budget was too little for each call of this batch by itself.
     """
 
-    __slots__ = ("_batch", "_results", "_work", "notice")
+    __slots__ = ("_batch", "_results", "_work", "exhausted", "notice")
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._batch = work.batch
         self._results = tuple(result for result in work.results if result is not None)
         self.notice = work.notice
+        self.exhausted = work.exhausted
 
     @overload
     def __getitem__(self, index: int) -> Result: ...
@@ -907,8 +995,9 @@ class BatchResult(Sequence[Result]):
         return adapters.turn(self._batch, self._answers(pending), format)
 
     def spans(self) -> list[Span]:
-        """What each call did when, in seconds since the batch came in."""
+        """What each call did when, in seconds since the batch came in, and about how many tokens its result takes."""
         work = self._work
+        tokens = work.count_tokens()
         spans = []
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
@@ -942,6 +1031,7 @@ class BatchResult(Sequence[Result]):
                     waited_for=result.waited_for,
                     still_running=result.still_running and ended is None,
                     shared_with=source,
+                    tokens=tokens[result.index],
                     attempts=attempts,
                 )
             )

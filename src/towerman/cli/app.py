@@ -421,6 +421,7 @@ def _span_as_dict(span: Span) -> dict[str, object]:
         "ended": span.ended,
         "waited_for": list(span.waited_for),
         "still_running": span.still_running,
+        "tokens": span.tokens,
         "attempts": [list(attempt) for attempt in span.attempts],
     }
 

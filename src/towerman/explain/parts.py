@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from towerman.budgets import Asks
 from towerman.calls import Call, Outcome
 from towerman.errors import Code
 from towerman.ledger import Wants
@@ -141,6 +142,7 @@ class Seen:
         likeness: what is equal for calls that one run could answer; holds argument values.
         merged: such a run would be of all their arguments.
         approval: it needs a person's approval.
+        asks: what it would take of budgets; None where there are none, or it is refused.
     """
 
     call: Call
@@ -151,6 +153,7 @@ class Seen:
     likeness: Hashable | None = None
     merged: bool = False
     approval: bool = False
+    asks: Asks | None = None
 
     def __repr__(self) -> str:
         return f"Seen({self.tool!r})"

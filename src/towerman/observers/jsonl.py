@@ -382,6 +382,7 @@ def _event(line: bytes) -> Event:
         shared_with=_whole(record, "shared_with"),
         approval=_text(record, "approval"),
         decision=_text(record, "decision"),
+        tokens=_whole(record, "tokens"),
     )
 
 

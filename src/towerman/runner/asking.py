@@ -287,6 +287,7 @@ class Asking(Offering):
     def _begin_asking(self, work: Work, index: int, approval: Approval, now: float) -> None:
         """The time of a request begins."""
         approval.ask(now, self.core.policy.approval_lifetime)
+        self._share_back(work, index)
         if approval.needed and not approval.hidden:
             self._count("asked")
             self._tell(work, index, "approval_asked", approval=approval.approval_id)
@@ -361,7 +362,10 @@ class Asking(Offering):
                 work.wants[index], work.keywords[index] = found
             if approval.expires < self._timer_at:
                 self._arm(approval.expires)
-            self._offer_ready(work, [index])
+            if work.shares is None or self._reserve_anew(work, index):
+                self._offer_ready(work, [index])
+            else:
+                self._settle(work, index, False)
 
     def _stop_asking(self, work: Work, index: int | None = None) -> None:
         """Nobody waits for an answer any more: about one call, or all of a batch."""

@@ -26,7 +26,7 @@ from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
 from towerman.runner.offering import belongs, count_orphan
-from towerman.runner.repeating import Repeating
+from towerman.runner.oversized import Oversized
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
@@ -44,7 +44,7 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Repeating):
+class Ending(Oversized):
     """The ends of one loop's calls."""
 
     def rest(self) -> None:
@@ -70,6 +70,19 @@ class Ending(Repeating):
     ) -> None:
         """The work of a call has ended, one way or another; on the loop, once."""
         try:
+            if job.after is not None and job.ended:
+                self._form_too_late(job, encoded)
+                return
+            if error is None and not job.sealed and job.why is None:
+                if encoded is None:
+                    try:
+                        encoded = sealing.encoded(job.tool, value, self._kept(job.tool, patient=False))
+                    except BaseException as wrong:  # of the tool's own encoder: as if its handler had raised it
+                        value, error = None, wrong
+                if encoded is not None and (type(encoded) is not Encoded or encoded.cut):
+                    encoded = self._too_large(job, value, encoded)
+                    if encoded is None:
+                        return
             self._end(job, value, error, encoded)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job, ended=True)
@@ -144,6 +157,8 @@ class Ending(Repeating):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if work.shares is not None:
+            self._settle_share(job)
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
         if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
@@ -155,6 +170,7 @@ class Ending(Repeating):
             job.sealed = True
             del work.jobs[index]
             if error is None and job.why is None:
+                assert encoded is not None, "it was encoded before"
                 self._seal_value(job, value, encoded, now)
             else:
                 if job.tool.retry is not None and self._try_again(job, error, now):
@@ -251,6 +267,8 @@ class Ending(Repeating):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
+            if code == "budget_exhausted":
+                waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
             if entry.wants.of.defer and self._defer(work, index, entry, waited, waited_for):  # type: ignore[attr-defined]
                 return
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
@@ -376,6 +394,9 @@ class Ending(Repeating):
         if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
+            if job.after is not None:  # its handler has returned: the value is its answer, in whatever form
+                self._finished(job, job.after.value, None, self._cut_short(job))
+                return
             self._tell_to_stop(job, why, reason)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job)

@@ -363,6 +363,7 @@ class Filing(Ending):
         if (
             work.closing is None
             and self._check(work, index, self.core.any_gated or work.resumed is not None) is not None
+            and self._reserve_anew(work, index)
         ):
             if ready:
                 self._offer_ready(work, (index,))

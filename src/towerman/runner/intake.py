@@ -13,7 +13,7 @@ Not here: how a call is answered (sealer), what follows from its end (runner), w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Final
 
 from towerman import sealing
@@ -62,6 +62,10 @@ class Intake(Sealer):
     def _seal_decided(self, work: Work) -> None:
         """Seal what was denied before."""
         raise NotImplementedError  # pragma: no cover - asking's
+
+    async def _spare(self, work: Work, needs: Sequence[Sequence[int]] | None) -> None:
+        """Refuse what repeats itself, and what no budget has enough for."""
+        raise NotImplementedError  # pragma: no cover - that of spending
 
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
@@ -125,6 +129,13 @@ class Intake(Sealer):
             await self._recall(work)
             if work.closing is not None:
                 return
+        if core.sparing:  # what the journal has answered costs nothing
+            await self._spare(work, needs)
+            if work.closing is not None:
+                return
+            if alike is not None:
+                gone = (result is not None and not result.ok for result in work.results)
+                alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
         if needs is not None or any_holds or alike is not None:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)

@@ -299,6 +299,8 @@ def gather(core: Core) -> list[Slot]:
             for again in lost.again.values() if lost.again is not None else ():
                 core.backing_off -= again.resting
                 again.resting = False
+            if lost.shares is not None:
+                lost.shares.forsake()
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:

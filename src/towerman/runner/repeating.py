@@ -43,6 +43,10 @@ class Repeating(Asking):
         """A call has ended: so do the calls that it has made."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
+    def _settle(self, work: Work, index: int, ok: bool) -> None:
+        """A call is sealed: let the plan go on."""
+        raise NotImplementedError  # pragma: no cover - of the ends
+
     def _attempt(self, job: Job, keywords: dict[str, object]) -> dict[str, object]:
         """A call whose tool has `retry` is about to start: the arguments for this attempt."""
         work, core = job.work, self.core
@@ -147,7 +151,13 @@ class Repeating(Asking):
 
     def _offer_again(self, work: Work, indexes: list[int]) -> None:
         """Hand calls of one batch to the gate once more. What an attempt costs beyond permits is reserved before."""
-        self._offer_ready(work, indexes)
+        ready = indexes
+        if work.shares is not None:
+            ready = [index for index in indexes if self._reserve_again(work, index)]
+            for index in indexes:
+                if index not in ready:  # it keeps what its last attempt came to
+                    self._settle(work, index, False)
+        self._offer_ready(work, ready)
 
     def _next_due(self) -> float:
         """When the next call that rests is due."""

@@ -19,11 +19,12 @@ import traceback
 from typing import Final, cast
 
 from towerman import retrying, sealing
-from towerman.bounds import Encoded, EncodingError, encode, fit_batch, recut
-from towerman.calls import Applied, Outcome, Result, Retryable, make_result, with_content
+from towerman.bounds import Encoded, EncodingError, encode
+from towerman.calls import Applied, Outcome, Result, Retryable, make_result
 from towerman.core import Core
 from towerman.errors import Code, ToolError
 from towerman.leftovers import DeadLetter
+from towerman.tokens import estimate
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event, Kind
 from towerman.work import NOT_STARTED, Again, Failed, Job, Work
@@ -60,6 +61,10 @@ class Sealer:
     def _close(self, work: Work, code: Code, outcome: Outcome, reason: str) -> None:
         """End a batch early."""
         raise NotImplementedError  # pragma: no cover - the runner's
+
+    def _close_share(self, work: Work, index: int, result: Result) -> None:
+        """A call is sealed that budgets may count."""
+        raise NotImplementedError  # pragma: no cover - that of spending
 
     def _refuse(
         self,
@@ -150,15 +155,9 @@ class Sealer:
         except Exception as fault:
             self._seal_plain(work, index, fault)
 
-    def _seal_value(self, job: Job, value: object, encoded: Encoded | EncodingError | None, now: float) -> None:
+    def _seal_value(self, job: Job, value: object, encoded: Encoded | EncodingError, now: float) -> None:
         tool = job.tool
         policy = tool.policy
-        if encoded is None:
-            try:
-                encoded = sealing.encoded(tool, value)
-            except BaseException as error:  # of the tool's own encoder: as if its handler had raised it
-                self._seal_error(job, error, now)
-                return
         if isinstance(encoded, EncodingError):
             applied: Applied = "no" if tool.effect_free else "yes"
             self._seal_failure(job, now, "error", "encoding_error", str(encoded), applied, "no", value=value)
@@ -196,6 +195,7 @@ class Sealer:
                 waited_for=waited_for,
                 attempts=attempts,
                 original_bytes=encoded.original_bytes,
+                handle=encoded.handle if type(encoded) is sealing.Bounded else None,
             ),
             now,
         )
@@ -378,6 +378,11 @@ class Sealer:
         work.results[index] = result
         work.sealed_at[index] = now
         work.left -= 1
+        if work.shares is not None:
+            try:
+                self._close_share(work, index, result)
+            except Exception as fault:  # its share goes back with the batch
+                work.error = work.error or fault
         if result.code is None:
             core.answered += 1
         else:
@@ -417,29 +422,18 @@ class Sealer:
             size=result.original_bytes,
             reason=self._reason(work, index) if result.outcome == "cancelled" else None,
             shared_with=result.shared_with,
+            tokens=self._estimated(result),
             attempt=result.attempts if result.attempts > 1 else None,
         )
+
+    def _estimated(self, result: Result) -> int | None:
+        """The tokens of a content, where nobody's own counter is to be asked."""
+        return estimate(result.content) if self.core.policy.count_tokens is None else None
 
     @staticmethod
     def _reason(work: Work, index: int) -> str | None:
         """Why a call was cancelled: by itself, or with its batch."""
         return work.reasons.get(index) or (work.closing[2] if work.closing is not None else None)
-
-    def _fit(self, work: Work) -> None:
-        """Bring the whole batch under its bound: small results stay whole, large ones share what is left."""
-        results, most = work.results, self.core.policy.max_batch_bytes
-        if sum(len(result.content) for result in results if result is not None) * 4 <= most:
-            return
-        sizes = [len(result.content.encode()) if result is not None else 0 for result in results]
-        cap = fit_batch(sizes, most)
-        if cap is None:
-            return
-        for index, result in enumerate(results):
-            if result is not None and sizes[index] > cap:
-                tool = work.tools[index]
-                encoder = tool.policy.encode if tool is not None else None
-                source = result.value if result.ok else None
-                results[index] = with_content(result, recut(source, result.content, cap, encoder))
 
     def _tell(self, work: Work, index: int | None, kind: Kind, **fields: object) -> None:
         emit = self.core.emit

@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from towerman import sealing
-from towerman.bounds import Encoded, EncodingError
+from towerman.bounds import Encoded, EncodingError, Large
+from towerman.budgets import Lack
 from towerman.calls import Batch
 from towerman.clock import wall_time
 from towerman.core import Core
@@ -114,11 +115,18 @@ class Shell(Deferring):
                     self._close(work, "cancelled", "cancelled", _reason_of(caught))
         if work.given_up:
             self._take_back(work)
+        if core.budgeted:
+            try:
+                self._sum_up(work)
+            except Exception as fault:  # every call has its result
+                work.error = work.error or fault
         run.works.pop(work, None)
         self.works.pop(work, None)
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
+            if core.policy.count_tokens is not None:
+                self._count_large(work)
         if work.error is not None and (interrupted is None or not isinstance(work.error, Exception)):
             raise work.error
         if interrupted is not None:
@@ -179,6 +187,12 @@ class Shell(Deferring):
         """Start the handler of a granted call."""
         work, index = entry.owner
         keywords = own = work.keywords[index]
+        if work.shares is not None and keywords is not None and work.closing is None:
+            lack = self._pay(work, index)
+            if lack is not None:
+                self._give_back(entry)
+                self._unpaid(entry, lack)
+                return
         if work.groups is not None and keywords is not None and work.closing is None:
             keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
@@ -235,6 +249,14 @@ class Shell(Deferring):
                     body.close()
                     message = "Not started: the loop's task factory made no task for it."
                     self._never_started(job, "handler_error", message, "error")
+
+    def _unpaid(self, entry: Slot, lack: Lack) -> None:
+        """Charges of others have used up a budget while a call waited: it does not start."""
+        work, index = entry.owner
+        waited = self.core.now() - entry.since if entry.blocked_by else 0.0
+        waited_for = work.waited_for.get(index, ()) + entry.blocked_by
+        self._refuse_lack(work, index, lack, waited=waited, waited_for=waited_for)
+        self._settle(work, index, False)
 
     def _begin(self, job: Job, keywords: dict[str, object]) -> None:
         """The handler's first line is next: its run time counts from here."""
@@ -317,7 +339,8 @@ class Shell(Deferring):
             value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return value, sealing.encoded(tool, value)
+        encoded = sealing.encoded(tool, value, self._kept(tool, patient=True))
+        return value, self._bounded(job, encoded) if type(encoded) is Large else encoded
 
     def _thread_done(self, job: Job, value: object, error: BaseException | None) -> None:
         """On the loop: a worker thread has ended its call."""

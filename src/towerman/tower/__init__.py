@@ -8,6 +8,7 @@ from towerman.tower.run import Run
 from towerman.tower.statistics import (
     ApprovalStatistics,
     BreakerStatistics,
+    BudgetStatistics,
     JournalStatistics,
     PoolStatistics,
     RateStatistics,
@@ -18,6 +19,7 @@ from towerman.tower.tower import Tower
 __all__ = [
     "ApprovalStatistics",
     "BreakerStatistics",
+    "BudgetStatistics",
     "JournalStatistics",
     "PoolStatistics",
     "RateStatistics",

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
 
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.core import Core
@@ -35,12 +35,13 @@ from towerman.policy import (
     RunIn,
     TowerPolicy,
     WhenBusy,
+    budgets_of,
     only_known,
     pools_of,
     seconds,
     shown,
 )
-from towerman.tools import Tool, compile_tool, name_of_tool
+from towerman.tools import READS_RESULTS, Tool, compile_tool, name_of_tool
 from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Declaring:
         max_concurrency: int | None = None,
         rate: str | Rate | Mapping[str, float] | None = None,
         breaker: bool | Breaker | Mapping[str, float] | None = None,
+        spends: float | Mapping[str, float] | Callable[..., object] | None = None,
+        max_repeats: int | Literal["any"] | None = None,
         timeout: float | None = None,
         max_wait: float | None = None,
         max_queued: int | None = None,
@@ -162,6 +165,7 @@ class Declaring:
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
         summarize: Callable[..., object] | None = None,
+        protect: bool | None = None,
         share_identical: bool | None = None,
         merge: Merge | None = None,
         run_in: RunIn | None = None,
@@ -196,6 +200,11 @@ class Declaring:
             rate: how many of its calls may start in how long, in this process: "10/s", "100/min", "3/5s" (no window of
                 that length holds more starts), or `Rate`.
             breaker: refuse its calls for a while when they keep failing: `Breaker`, or True for the usual numbers.
+            spends: what one call takes of budgets: a number of calls, units with their amounts (`{"tokens": 500,
+                "cost": 0.02}`; of "calls" it takes one unless it says otherwise), or a function of the arguments that
+                gives either. A unit with 0 is one of which it takes nothing for sure, so that it runs also when that is
+                used up.
+            max_repeats: in how many turns, one after the other, a run may make the same call of it; or "any".
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
@@ -205,7 +214,11 @@ class Declaring:
             preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
-            summarize: takes an oversized value, gives a shorter one.
+            summarize: takes an oversized value, gives a shorter one, which the model is told in its place. Called on a
+                worker thread once the handler has returned, for at most 10 seconds of the call's time; it may be a
+                coroutine function, which runs on a loop of its own there. Where it fails or takes longer, the value is
+                cut.
+            protect: its results are trimmed last where the results of a batch are too large together.
             share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
                 result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
                 the next one runs.
@@ -271,6 +284,11 @@ class Declaring:
         known: Tool | None = None,
     ) -> Tool:
         merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
+        if getattr(function, READS_RESULTS, False) is True:
+            from towerman.tower.reader import OPTIONS
+
+            touches = any(merged.get(key) is not None for key in ("reads", "writes", "sequential", "independent"))
+            merged = {**({"read_only": True} if touches else OPTIONS), **merged}
         tower = layers.options
         try:
             return compile_tool(name, function, merged, tower, Context, tower.pools, known)
@@ -317,8 +335,10 @@ class Declaring:
                 more falls back to the environment and the defaults. `tower.configure(tower.config)` reads the file
                 anew.
             tools: options of tools by pattern, as `policy` takes them.
-            options: those of the tower, by name; they win over file and environment from now on. Of `pools` only those
-                that are named change; a number changes a pool's permits and leaves the rest of it as it is.
+            options: those of the tower, by name; they win over file and environment from now on. Of `pools` and
+                `budgets` only those that are named change; a number changes a pool's permits and leaves the rest of it
+                as it is, a budget of None is taken away. Budgets of runs and batches hold for those that begin
+                afterwards; of the others what is spent stays spent.
 
         Returns:
             What is different now; empty where nothing is.
@@ -358,7 +378,8 @@ class Declaring:
         with self._changing:
             before = self._layers
             pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}
-            arguments = {**before.given, **given, "pools": pools}
+            budgets = {**budgets_of(before.given.get("budgets")), **budgets_of(given.get("budgets"))}
+            arguments = {**before.given, **given, "pools": pools, "budgets": budgets}
             config, merged = settled(before.config if source is None else source, arguments)
             options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
             after = Layers(options, config, arguments, (*before.rules, *rules))

@@ -34,7 +34,6 @@ MOST_ID: Final = 256
 class Host(Protocol):
     """What a run needs of its tower, without naming the tower."""
 
-    _core: Core
     _runs: dict[int, RunState]
 
     @property
@@ -45,6 +44,11 @@ class Host(Protocol):
     @property
     def _sync(self) -> SyncDoor:
         """The way in for threads without a loop."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def _core(self) -> Core:
+        """What its loops share."""
         ...  # pragma: no cover - a protocol has no body
 
     def _close_run(self, state: RunState) -> None:
@@ -300,6 +304,27 @@ class Run:
         if index is not None:
             whole("cancel: index", index, least=0)
         self._tower._shells.cancel(self._state, reason, call_id, index)
+
+    def charge(self, **units: float) -> None:
+        """Tell what the run has spent beside its calls: `run.charge(tokens=response.usage.total_tokens)`.
+
+        It counts at once in the budgets of the run, its tenant and the process. A charge is never refused: it may bring
+        a budget past its limit, and then nothing more starts. May be called from any thread.
+
+        Args:
+            units: amounts by unit, 0 or more.
+
+        Raises:
+            PolicyError: a name of no unit, or an amount that is none. Nothing was charged.
+        """
+        self._tower._core.charge(self._state, units)
+
+    @property
+    def remaining(self) -> dict[str, float]:
+        """What is left of the budgets that the run counts in, by limited unit, and of its time as `seconds`: the least
+        of them, never below 0. What waiting calls have reserved is not left. Empty without a budget.
+        """
+        return self._tower._core.remaining(self._state)
 
     async def aclose(self) -> None:
         """Close the run: nothing new is taken, what is at work is cancelled and sealed (at most `grace` seconds).

@@ -125,6 +125,32 @@ class ApprovalStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetStatistics:
+    """One budget at one instant. Amounts are by unit.
+
+    Args:
+        limits: what may be spent.
+        spent: what is spent, in the present window of a budget that renews; also of units without a limit. Charges may
+            bring it past the limit.
+        reserved: what calls that have not started have set aside.
+        refused: calls that it has refused; none with mode="observe".
+        scope: whom it counts for.
+        per: the window in which it renews, a name or seconds; None: never.
+        renews_in: seconds until then, or None.
+        seconds_left: seconds of the run's time that are left; None where that has no limit.
+    """
+
+    limits: Mapping[str, float]
+    spent: Mapping[str, float]
+    reserved: Mapping[str, float]
+    refused: int
+    scope: str
+    per: str | float | None
+    renews_in: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
@@ -132,6 +158,7 @@ class Statistics:
         pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
         rates: rate limits by name: `tool:NAME`, or a pool's name.
         breakers: circuit breakers by name, in the same way.
+        budgets: by name: `run:ID` of an open run, `tenant:NAME` (`tenant:` of runs without one), `process`.
         runs: runs that are open.
         running: calls whose handlers are at work and whose results are open.
         waiting: calls in the gate's queue.
@@ -151,6 +178,12 @@ class Statistics:
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
+        result_bytes: bytes of the results that batches came to, as the model is sent them.
+        result_tokens: what these take of the model's context, about.
+        results_kept: results that are kept whole in memory, since they were too large.
+        kept_bytes: bytes that these take, about.
+        results_dropped: those that went before their time, since there was no room.
+        results_unwritten: those that a folder or another store did not take.
         events_sent: events handed to observers, counted for each of them.
         events_pending: those that have not been delivered yet.
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
@@ -162,6 +195,7 @@ class Statistics:
     pools: Mapping[str, PoolStatistics]
     rates: Mapping[str, RateStatistics]
     breakers: Mapping[str, BreakerStatistics]
+    budgets: Mapping[str, BudgetStatistics]
     runs: int
     running: int
     waiting: int
@@ -181,6 +215,12 @@ class Statistics:
     promotions: int
     late_events: int
     threads: int
+    result_bytes: int
+    result_tokens: int
+    results_kept: int
+    kept_bytes: int
+    results_dropped: int
+    results_unwritten: int
     events_sent: int
     events_pending: int
     events_dropped: int
