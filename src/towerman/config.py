@@ -67,6 +67,7 @@ from towerman.policy import (
     Word,
     budgets_of,
     check_contradictions,
+    check_deferring,
     check_limits,
     check_reserve,
     nearest,
@@ -592,6 +593,8 @@ def check_rules(rules: Sequence[Rule], tower: TowerPolicy) -> None:
     """
     for one in rules:
         check_limits(one.origin, one.options, tower.pools, tower.max_concurrency)
+        if one.options.get("when_busy") == "defer":
+            check_deferring(f"{one.origin}: when_busy='defer': ", tower.journal)
 
 
 # -------------------------------------------------------------------------------------------- the schema

@@ -20,16 +20,7 @@ from towerman.access import AccessRefused, AccessRule, bound
 from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import (
-    Pool,
-    Retry,
-    ToolPolicy,
-    TowerPolicy,
-    asks_of,
-    check_deferring,
-    check_strict,
-    tool_policy,
-)
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, asks_of, check_deferring, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""

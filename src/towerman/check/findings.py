@@ -240,6 +240,42 @@ def _queues(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _deferring(declared: Declared) -> Iterator[Finding]:
+    most = declared.tower.max_queued
+    for tool in declared.tools:
+        policy, where = tool.policy, f"tool {tool.name}"
+        if not tool.defer:
+            continue
+        if policy.max_queued is None:
+            yield Finding(
+                "note",
+                "deferred_without_queue_bound",
+                where,
+                f"Its deferred calls fill the durable queue without a bound of their own: only the tower's of {most} "
+                "counts, which all tools share.",
+                "max_queued=... on the tool",
+            )
+        if not policy.pools and policy.max_concurrency is None and policy.rate is None:
+            yield Finding(
+                "note",
+                "deferring_without_limit",
+                where,
+                "when_busy='defer', and it has no limit of its own: it is busy only when what it touches is in use, or "
+                f"when the whole process runs {declared.tower.max_concurrency} calls.",
+                "pools=, max_concurrency= or rate= for what is behind it, or when_busy='wait'",
+            )
+        if not tool.effect_free and policy.idempotent is not True:
+            yield Finding(
+                "note",
+                "deferred_write_may_need_a_person",
+                where,
+                "A worker that dies while it runs leaves it unknown: it is not run again, and what comes behind it "
+                "waits, until somebody says what came of it.",
+                "idempotent=True if a repeat does no harm (pass Context.idempotency_key on); else look at towerman "
+                "journal unknown",
+            )
+
+
 def _pools(declared: Declared) -> Iterator[Finding]:
     tower = declared.tower
     for name, pool in tower.pools.items():
@@ -447,6 +483,7 @@ _LOOKS: Final = (
     _threads,
     _pools,
     _queues,
+    _deferring,
     _times,
     _retries,
     _families,

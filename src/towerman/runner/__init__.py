@@ -6,7 +6,7 @@ gate what is ready and passes its decisions on; `asking` has people decide about
 tried again; `oversized` deals with values that do not fit; `ending` is every end that a call can come to; `filing` asks
 and tells the journal; `deferring` puts calls into its queue; `shell` runs batches and what the gate grants, on one
 loop. `stalls` tells when a loop stands still; `shells` keeps one shell for each loop that uses the tower; `sync` lets
-threads without a loop in; `worker` works the journal's queue off.
+threads without a loop in; `worker` takes calls out of the queue.
 
 House rules. Deciding happens under the tower's lock, effects outside it. Nothing awaits between a decision and its
 record.

@@ -21,7 +21,6 @@ from towerman.work import BatchResult, Deferral, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.approvals import Approved, Decision, Denied
-    from towerman.core import Core
     from towerman.runner import Shells, SyncDoor
 
     Decisions = Mapping[str, Approved | Denied | None]
@@ -34,7 +33,6 @@ MOST_ID: Final = 256
 class Host(Protocol):
     """What a run needs of its tower, without naming the tower."""
 
-    _core: Core
     _runs: dict[int, RunState]
 
     @property
