@@ -18,7 +18,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 from test_journal_store import OK, Wall, dead, deferred, rows
 
-from towerman import BatchResult, Breaker, Call, Context, Event, Journal, PolicyError, Rate, Result, Tower, Worker
+from towerman import (
+    BatchResult,
+    Breaker,
+    Call,
+    Context,
+    Event,
+    Journal,
+    PolicyError,
+    Rate,
+    Result,
+    Tower,
+    Worker,
+    read_result,
+)  # fmt: skip
 from towerman.journal.writer import Writer
 from towerman.records import Deferred, QueueFull, packed, unpacked
 from towerman.runner import deferring
@@ -410,8 +423,10 @@ def test_deferring_without_a_place_for_it_is_refused_early(options: dict[str, An
     with pytest.raises(PolicyError, match="tool 'x': when_busy='defer'"):
         tower.add_tool(lambda: None, name="x", when_busy="defer")
     tower.add_tool(lambda: None, name="x")
-    with pytest.raises(PolicyError, match="tool 'x': when_busy='defer'"):
+    with pytest.raises(PolicyError, match=r"tower.policy 'x': when_busy='defer'"):
         tower.policy("x", when_busy="defer")
+    with pytest.raises(PolicyError, match=r"tools.x.*when_busy='defer'"):
+        Tower({"tools": {"x": {"when_busy": "defer"}}})
     with pytest.raises(PolicyError, match="Worker: the tower has no journal"):
         Worker(tower)
     with pytest.raises(PolicyError, match="submit: calls are deferred"):
@@ -1101,6 +1116,34 @@ def test_a_claim_that_was_lost_is_left_to_its_new_owner(tmp_path: Path) -> None:
                 await held
                 assert theirs.claim is not None and other.finish_deferred(theirs.claim, OK).result() is True
         assert desk.did == []
+        await desk.tower.aclose()
+
+    play(main)
+
+
+def test_the_model_follows_a_deferred_call_with_read_result(tmp_path: Path) -> None:
+    """R-74: the tool `read_result` tells how a deferred call stands, and what it came to; only to its own tenant."""
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+        desk.tower.add_tool(read_result)
+        [one] = await desk.busy(Call("label", {"box": "a"}), tenant="t")
+        assert "read that with read_result" in one.message and one.handle is not None
+
+        async def read(handle: str, tenant: str | None = "t") -> Result:
+            return (await desk.tower.execute([Call("read_result", {"handle": handle})], tenant=tenant))[0]
+
+        assert "waits in the queue" in (await read(one.handle)).message
+        assert "no deferred call" in (await read(one.handle, None)).message
+        assert "no deferred call" in (await read("later-nothing")).message
+        await desk.work()
+        assert (await read(one.handle)).content == "labelled a"
+        assert (await read(one.handle, "other")).code == "handler_error"
+        async with desk.tower.run("r", tenant="t") as run:
+            [other] = await run.submit([Call("label", {"box": "b"})])
+        assert other.handle is not None and desk.tower.journal is not None
+        desk.tower.journal.cancel_deferred(other.handle).result()
+        assert "cancelled" in (await read(other.handle)).message
         await desk.tower.aclose()
 
     play(main)

@@ -336,7 +336,8 @@ class Deferring(Filing):
             self._join_chain(work, index, row, hand)
             if row.handle != hand.handle and row.chain not in (None, row.handle):
                 hand.code = "held_behind"
-            result = sealing.queued(index, call, hand.code, hand.why, row.handle, waited, waited_for)
+            reader = None if core.reader is None else core.reader.name
+            result = sealing.queued(index, call, hand.code, hand.why, row.handle, waited, waited_for, reader)
             if core.emit is not None:
                 self._tell(work, index, "deferred", code=hand.code, waited=waited, waiting_for=_last(waited_for))
         if filed is not None:
