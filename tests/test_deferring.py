@@ -21,6 +21,7 @@ from test_journal_store import OK, Wall, dead, deferred, rows
 from towerman import (
     BatchResult,
     Breaker,
+    Budget,
     Call,
     Context,
     Event,
@@ -28,6 +29,7 @@ from towerman import (
     PolicyError,
     Rate,
     Result,
+    Retry,
     Tower,
     Worker,
     read_result,
@@ -1037,6 +1039,51 @@ def test_nested_calls_of_a_worker_may_be_deferred_themselves(tmp_path: Path) -> 
             await working
         await desk.work()
         assert [state for _, state, _ in desk.states()] == ["done", "done"] and desk.did == ["pack n"]
+        await desk.tower.aclose()
+
+    play(main)
+
+
+def test_a_retry_that_meets_a_busy_limit_is_not_deferred(tmp_path: Path) -> None:
+    """S8, S9: a call that has begun before is not put into the queue; it comes to what its last attempt came to."""
+
+    async def main() -> None:
+        tower = Tower(journal=tmp_path / "j.db")
+        count = 0
+
+        @tower.tool(
+            independent=True, idempotent=True, rate="1/h", when_busy="defer",
+            retry=Retry(max_attempts=3, initial_delay=0.001, retry_on=(ValueError,)),
+        )  # fmt: skip
+        async def flaky() -> None:
+            nonlocal count
+            count += 1
+            raise ValueError
+
+        [one] = await tower.execute([Call("flaky", {})])
+        assert (one.outcome, one.code, one.started, count) == ("error", "handler_error", True, 1)
+        assert tower.journal is not None and tower.journal.deferred_calls().result() == []
+        await tower.aclose()
+
+    play(main)
+
+
+def test_budgets_and_repeats_in_a_worker(tmp_path: Path) -> None:
+    """G9, P-61: a deferred call gives its share back and reserves again in the worker; what a budget that renews has
+    too little for is put off, not refused; that a call goes back into the queue is no repeat.
+    """
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db", budgets={"tenant": Budget(calls=2, per="day")}, max_repeats=1)
+        done = await desk.busy(Call("pack", {"box": "a"}), Call("pack", {"box": "b"}), tenant="t")
+        assert told(done) == [("pending", "deferred")] * 2
+        async with desk.tower.run("r", tenant="t") as run:
+            assert (await run.execute([Call("chat", {})])).ok  # two are free again, and one of them is used
+        report = await desk.work(patience=0.05)
+        assert (report.done, report.failed) == (1, 0) and report.returned == 1
+        assert desk.tower.journal is not None
+        [left] = desk.tower.journal.deferred_calls(state="queued").result()
+        assert left.not_before > 0 and left.returned == 1
         await desk.tower.aclose()
 
     play(main)

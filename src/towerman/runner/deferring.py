@@ -60,6 +60,8 @@ class Deferring(Filing):
             return False
         if deferral is not None and index in deferral.claims:
             return False
+        if work.again is not None and index in work.again:  # it has begun before: it comes to what came of that
+            return False
         if code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None:
             return False
         why = sealing.DEFERRED_FOR[code].format(blocker=blocker or "its turn")
