@@ -18,7 +18,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 from test_journal_store import OK, Wall, dead, deferred, rows
 
-from towerman import BatchResult, Breaker, Call, Context, Event, Journal, PolicyError, Rate, Result, Tower, Worker
+from towerman import (
+    BatchResult,
+    Breaker,
+    Budget,
+    Call,
+    Context,
+    Event,
+    Journal,
+    PolicyError,
+    Rate,
+    Result,
+    Retry,
+    Tower,
+    Worker,
+    read_result,
+)  # fmt: skip
 from towerman.journal.writer import Writer
 from towerman.records import Deferred, QueueFull, packed, unpacked
 from towerman.runner import deferring
@@ -410,8 +425,10 @@ def test_deferring_without_a_place_for_it_is_refused_early(options: dict[str, An
     with pytest.raises(PolicyError, match="tool 'x': when_busy='defer'"):
         tower.add_tool(lambda: None, name="x", when_busy="defer")
     tower.add_tool(lambda: None, name="x")
-    with pytest.raises(PolicyError, match="tool 'x': when_busy='defer'"):
+    with pytest.raises(PolicyError, match=r"tower.policy 'x': when_busy='defer'"):
         tower.policy("x", when_busy="defer")
+    with pytest.raises(PolicyError, match=r"tools.x.*when_busy='defer'"):
+        Tower({"tools": {"x": {"when_busy": "defer"}}})
     with pytest.raises(PolicyError, match="Worker: the tower has no journal"):
         Worker(tower)
     with pytest.raises(PolicyError, match="submit: calls are deferred"):
@@ -1027,6 +1044,51 @@ def test_nested_calls_of_a_worker_may_be_deferred_themselves(tmp_path: Path) -> 
     play(main)
 
 
+def test_a_retry_that_meets_a_busy_limit_is_not_deferred(tmp_path: Path) -> None:
+    """S8, S9: a call that has begun before is not put into the queue; it comes to what its last attempt came to."""
+
+    async def main() -> None:
+        tower = Tower(journal=tmp_path / "j.db")
+        count = 0
+
+        @tower.tool(
+            independent=True, idempotent=True, rate="1/h", when_busy="defer",
+            retry=Retry(max_attempts=3, initial_delay=0.001, retry_on=(ValueError,)),
+        )  # fmt: skip
+        async def flaky() -> None:
+            nonlocal count
+            count += 1
+            raise ValueError
+
+        [one] = await tower.execute([Call("flaky", {})])
+        assert (one.outcome, one.code, one.started, count) == ("error", "handler_error", True, 1)
+        assert tower.journal is not None and tower.journal.deferred_calls().result() == []
+        await tower.aclose()
+
+    play(main)
+
+
+def test_budgets_and_repeats_in_a_worker(tmp_path: Path) -> None:
+    """G9, P-61: a deferred call gives its share back and reserves again in the worker; what a budget that renews has
+    too little for is put off, not refused; that a call goes back into the queue is no repeat.
+    """
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db", budgets={"tenant": Budget(calls=2, per="day")}, max_repeats=1)
+        done = await desk.busy(Call("pack", {"box": "a"}), Call("pack", {"box": "b"}), tenant="t")
+        assert told(done) == [("pending", "deferred")] * 2
+        async with desk.tower.run("r", tenant="t") as run:
+            assert (await run.execute([Call("chat", {})])).ok  # two are free again, and one of them is used
+        report = await desk.work(patience=0.05)
+        assert (report.done, report.failed) == (1, 0) and report.returned == 1
+        assert desk.tower.journal is not None
+        [left] = desk.tower.journal.deferred_calls(state="queued").result()
+        assert left.not_before > 0 and left.returned == 1
+        await desk.tower.aclose()
+
+    play(main)
+
+
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
@@ -1101,6 +1163,34 @@ def test_a_claim_that_was_lost_is_left_to_its_new_owner(tmp_path: Path) -> None:
                 await held
                 assert theirs.claim is not None and other.finish_deferred(theirs.claim, OK).result() is True
         assert desk.did == []
+        await desk.tower.aclose()
+
+    play(main)
+
+
+def test_the_model_follows_a_deferred_call_with_read_result(tmp_path: Path) -> None:
+    """R-74: the tool `read_result` tells how a deferred call stands, and what it came to; only to its own tenant."""
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+        desk.tower.add_tool(read_result)
+        [one] = await desk.busy(Call("label", {"box": "a"}), tenant="t")
+        assert "read that with read_result" in one.message and one.handle is not None
+
+        async def read(handle: str, tenant: str | None = "t") -> Result:
+            return (await desk.tower.execute([Call("read_result", {"handle": handle})], tenant=tenant))[0]
+
+        assert "waits in the queue" in (await read(one.handle)).message
+        assert "no deferred call" in (await read(one.handle, None)).message
+        assert "no deferred call" in (await read("later-nothing")).message
+        await desk.work()
+        assert (await read(one.handle)).content == "labelled a"
+        assert (await read(one.handle, "other")).code == "handler_error"
+        async with desk.tower.run("r", tenant="t") as run:
+            [other] = await run.submit([Call("label", {"box": "b"})])
+        assert other.handle is not None and desk.tower.journal is not None
+        desk.tower.journal.cancel_deferred(other.handle).result()
+        assert "cancelled" in (await read(other.handle)).message
         await desk.tower.aclose()
 
     play(main)

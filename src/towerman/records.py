@@ -459,9 +459,13 @@ class Deferred:
     lacks: str | None = None
 
 
+LATER: Final = "later-"
+"""What the handle of a deferred call begins with."""
+
+
 def new_handle() -> str:
     """A name for a deferred call that nobody can guess."""
-    return f"later-{os.urandom(10).hex()}"
+    return f"{LATER}{os.urandom(10).hex()}"
 
 
 def packed(arguments: Arguments | str, idempotency_key: str | None) -> bytes | None:

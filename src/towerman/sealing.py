@@ -94,20 +94,27 @@ DEFERRED_FOR: Final[Mapping[Code, str]] = {
 """Refusals of the gate for which a call may go into the durable queue, and why in words."""
 
 
-def put_off(code: Code, why: str, handle: str) -> str:
-    """What the model is told of a call that has gone into the durable queue."""
+def put_off(code: Code, why: str, handle: str, reader: str | None = None) -> str:
+    """What the model is told of a call that has gone into the durable queue; `reader`: the tool that reads handles."""
     head = f"Deferred: {why}" if code == "deferred" else f"Held back: {why}"
     return (
         f"{head}. It will run later; this is not its answer. Do not call it again. "
-        f"What comes of it is kept under the handle {handle}."
+        f"What comes of it is kept under the handle {handle}{f'; read that with {reader}' if reader else ''}."
     )
 
 
 def queued(
-    index: int, call: Call, code: Code, why: str, handle: str, waited: float, waited_for: tuple[str, ...]
+    index: int,
+    call: Call,
+    code: Code,
+    why: str,
+    handle: str,
+    waited: float,
+    waited_for: tuple[str, ...],
+    reader: str | None = None,
 ) -> Result:
     """The result of a call that has gone into the durable queue."""
-    message = clean(put_off(code, why, handle))
+    message = clean(put_off(code, why, handle, reader))
     content = failure(code, message, "pending", False, "no", "no", handle=handle)
     return make_result(
         index,

@@ -254,6 +254,18 @@ def compile_tool(
     )
 
 
+def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
+    """Does a call that cannot start at once go into the durable queue?
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if (policy.when_busy or tower.when_busy) != "defer":
+        return False
+    check_deferring(f"tool {policy.name!r}: when_busy='defer': ", tower.journal)
+    return True
+
+
 def _asks(
     name: str, policy: ToolPolicy, names: frozenset[str] | None
 ) -> tuple[Asks | None, Callable[[Mapping[str, object]], Asks] | None]:
@@ -277,18 +289,6 @@ def _asks(
             raise AccessRefused(told, "policy_error") from None
 
     return None, price
-
-
-def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
-    """Does a call that cannot start at once go into the durable queue?
-
-    Raises:
-        PolicyError: there is none.
-    """
-    if (policy.when_busy or tower.when_busy) != "defer":
-        return False
-    check_deferring(f"tool {policy.name!r}: when_busy='defer': ", tower.journal)
-    return True
 
 
 def _address(name: str, handler: Callable[..., object], context_parameter: str | None) -> Address:

@@ -60,6 +60,8 @@ class Deferring(Filing):
             return False
         if deferral is not None and index in deferral.claims:
             return False
+        if work.again is not None and index in work.again:  # it has begun before: it comes to what came of that
+            return False
         if code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None:
             return False
         why = sealing.DEFERRED_FOR[code].format(blocker=blocker or "its turn")
@@ -336,7 +338,8 @@ class Deferring(Filing):
             self._join_chain(work, index, row, hand)
             if row.handle != hand.handle and row.chain not in (None, row.handle):
                 hand.code = "held_behind"
-            result = sealing.queued(index, call, hand.code, hand.why, row.handle, waited, waited_for)
+            reader = None if core.reader is None else core.reader.name
+            result = sealing.queued(index, call, hand.code, hand.why, row.handle, waited, waited_for, reader)
             if core.emit is not None:
                 self._tell(work, index, "deferred", code=hand.code, waited=waited, waiting_for=_last(waited_for))
         if filed is not None:

@@ -54,8 +54,8 @@ class Spending(Intake):
     async def _refuse_repeats(self, work: Work) -> None:
         """Count the turns in which a call comes; what a handler makes is no turn."""
         core, run = self.core, work.run
-        if work.parent is not None:
-            return
+        if work.parent is not None or (work.deferral is not None and work.deferral.claims):
+            return  # what a worker runs was counted when it came in
         marks: list[tuple[int, bytes, bool, int]] = []
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):

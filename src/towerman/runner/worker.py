@@ -547,6 +547,8 @@ class Worker:
             usual = min(MOST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(item.row.returned, 10))
             usual *= 0.5 + random.random() / 2
             return max(usual, result.retry_after or 0.0)
+        if result.code == "budget_exhausted" and result.retry_after is not None:
+            return result.retry_after
         if result.code == "run_closed":
             return FIRST_BACK_OFF
         return None

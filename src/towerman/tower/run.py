@@ -21,6 +21,7 @@ from towerman.work import BatchResult, Deferral, RunState, Work
 
 if TYPE_CHECKING:
     from towerman.approvals import Approved, Decision, Denied
+    from towerman.core import Core
     from towerman.runner import Shells, SyncDoor
 
     Decisions = Mapping[str, Approved | Denied | None]
@@ -43,6 +44,11 @@ class Host(Protocol):
     @property
     def _sync(self) -> SyncDoor:
         """The way in for threads without a loop."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def _core(self) -> Core:
+        """What its loops share."""
         ...  # pragma: no cover - a protocol has no body
 
     def _close_run(self, state: RunState) -> None:
