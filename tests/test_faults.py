@@ -91,7 +91,6 @@ PLACES: list[tuple[Any, str]] = [
             "_put_off",
             "_say_no",
             "_too_late",
-            "_form_too_late",
             "_cleared",
             "_run_out",
             "_start_plan",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
     from towerman.runner import Worker, WorkerReport
+    from towerman.terminal import ask_terminal
     from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"

@@ -302,7 +302,7 @@ def _layout(
 ) -> _Layout:
     gap = 2 if width >= 90 else 1
     least_bar = 28 if width >= 90 else 16 if width >= 70 else 10
-    if width < 80:
+    if width < 100:
         tokens = 0
     if width < 64:
         waited = ran = 0

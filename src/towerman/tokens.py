@@ -22,7 +22,7 @@ _EXTRA: Final = 1000  # tokens that a counter may add to a text for what stands 
 
 def estimate(text: str) -> int:
     """A text's tokens without a counter: its bytes / 4, rounded up."""
-    return of_bytes(len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
+    return ((len(text) if text.isascii() else len(text.encode("utf-8", "replace"))) + 3) // BYTES_PER_TOKEN
 
 
 def of_bytes(size: int) -> int:

@@ -75,8 +75,11 @@ class Ending(Oversized):
                 return
             if error is None and not job.sealed and job.why is None:
                 if encoded is None:
+                    tool = job.tool
+                    usual = self._kept_for is self.core.policy and not tool.reads_results
                     try:
-                        encoded = sealing.encoded(job.tool, value, self._kept(job.tool, patient=False))
+                        keep = self._at_once if usual else self._kept(tool, patient=False)
+                        encoded = sealing.encoded(tool, value, keep)
                     except BaseException as wrong:  # of the tool's own encoder: as if its handler had raised it
                         value, error = None, wrong
                 if encoded is not None and (type(encoded) is not Encoded or encoded.cut):
