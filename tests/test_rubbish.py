@@ -8,6 +8,7 @@ deep, never a hang, never a call without its result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower
+from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower, Worker
 
 
 class Hostile:
@@ -215,6 +216,30 @@ def test_g1_fields_of_a_call(field: str, plain: bool, rubbish: Any) -> None:
 def test_g1_values_of_arguments(rubbish: Any) -> None:
     """G1: whatever stands in an argument, the call has its one result."""
     assert len(one_batch(made(), [Call("put", {"a": rubbish}), Call("ping", {"a": rubbish})])) == 2
+
+
+WORKER_OPTIONS = ("concurrency", "patience", "poll", "grace", "foreign_after", "on_end")
+
+
+@pytest.mark.parametrize("option", WORKER_OPTIONS)
+@each
+def test_options_of_a_worker(option: str, rubbish: Any) -> None:
+    """A worker is made with the option, or it is refused by name."""
+    tower = Tower(journal=":memory:")
+    taken(lambda: Worker(tower, **{option: rubbish}), option)
+
+
+@each
+def test_what_is_submitted(rubbish: Any) -> None:
+    """Whatever is handed in to run later is a batch, or refused; a batch_id of any kind, too."""
+
+    async def main() -> None:
+        async with Tower(journal=":memory:") as tower:
+            for given in ({"calls": rubbish}, {"calls": [], "batch_id": rubbish}):
+                with contextlib.suppress(PolicyError, InputError):
+                    await tower.submit(**given)
+
+    asyncio.run(main())
 
 
 @each
