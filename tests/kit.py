@@ -267,7 +267,14 @@ async def retake(tower: Tower) -> None:
         return inside
 
     tower.add_tool(
-        probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9, when_busy="wait"
+        probe,
+        name=f"probe-{number}",
+        independent=True,
+        read_only=True,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
+        max_repeats="any",
     )
     tower.add_tool(
         probe,
@@ -277,9 +284,12 @@ async def retake(tower: Tower) -> None:
         timeout=1e9,
         max_wait=1e9,
         when_busy="wait",
+        max_repeats="any",
     )
     closed = tower._closed
     tower._closed = False
+    if tower.options.budgets:
+        tower.configure(budgets=dict.fromkeys(tower.options.budgets))  # the probes are no part of what is counted
     try:
         async with tower.run(max_concurrency=limit) as run:
             most = tower.options.max_calls_per_batch
@@ -326,6 +336,10 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
             case "timed_out":
                 assert result.started, told
                 assert result.code in ("handler_timeout", "deadline_exceeded"), told
+            case "pending":
+                assert result.code in ("approval_missing", "held_behind", "deferred"), told
+                assert (result.handle is not None) >= (result.code == "deferred"), told
+                assert not result.started, told
             case "cancelled":
                 assert result.code in ("cancelled", "sibling_failed"), told
             case other:

@@ -26,7 +26,23 @@ import pytest
 from kit import CountedWorkers, Stage, gate_of, here, on_stage, sound, until, whole_again
 
 import towerman.runner.intake
-from towerman import Breaker, Call, Context, Pool, Rate, RateLimited, Result, Run, ToolError, Tower
+from towerman import (
+    ApprovalRequest,
+    Approved,
+    BatchResult,
+    Breaker,
+    Budget,
+    Call,
+    Context,
+    Denied,
+    Pool,
+    Rate,
+    RateLimited,
+    Result,
+    Run,
+    ToolError,
+    Tower,
+)
 from towerman.threads import Ticket
 from towerman.work import Job
 
@@ -44,6 +60,7 @@ class Scene:
         beside: other work of the same tower that goes on meanwhile, started first.
         options: of `Tower.run`.
         on_result: the caller's hook, beside the test's own.
+        begin: hands the batch in; default: `Run.execute`.
     """
 
     stage: Stage
@@ -53,10 +70,15 @@ class Scene:
     options: dict[str, Any] = field(default_factory=dict)
     on_result: Callable[[Result], None] | None = None
     may_raise: tuple[type[BaseException], ...] = ()
+    begin: Callable[[Run], Coroutine[Any, Any, BatchResult]] | None = None
     sealed: dict[int, Result] = field(default_factory=dict)
     caller: asyncio.Task[Any] | None = None
     run: Run | None = None
     ended_at: float = 0.0
+
+    def hand_in(self, run: Run) -> Coroutine[Any, Any, BatchResult]:
+        """Have the batch answered."""
+        return run.execute(self.calls, on_result=self.hook) if self.begin is None else self.begin(run)
 
     def hook(self, result: Result) -> None:
         """Sees each result; none may come twice."""
@@ -627,6 +649,131 @@ def written_down_merged(stage: Stage) -> Scene:
     return Scene(stage, tower, calls)
 
 
+@scene
+def deferred(stage: Stage) -> Scene:
+    """With a durable queue: a call for which there is no place, on the loop and on a thread, what is ordered behind it
+    directly and by way of others, and what has nothing to do with it.
+    """
+    tower = stage.tower(journal=":memory:", pools={"crm": 1})
+
+    @tower.tool(independent=True, read_only=True, pools=["crm"])
+    async def hold() -> None:
+        await asyncio.sleep(2.0)
+
+    @tower.tool(writes="box:{n}", pools=["crm"], when_busy="defer")
+    async def pack(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    @tower.tool(reads="box:{n}")
+    def look(n: int, ctx: Context) -> str:
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    @tower.tool(independent=True)
+    async def chat(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    async def other() -> None:
+        async with tower.run("other") as run:
+            await run.execute([Call("hold", {})])
+
+    calls = [
+        Call("pack", {"n": 1}, "0", idempotency_key="zero"),
+        Call("pack", {"n": 2}, "1"),
+        Call("look", {"n": 1}, "2"),
+        Call("look", {"n": 3}, "3"),
+        Call("chat", {"n": 4}, "4", ["1", "3"]),
+        Call("pack", {"n": 1}, "5", ["2"]),
+        Call("chat", {"n": 6}, "6"),
+    ]
+    return Scene(stage, tower, calls, beside=other, options={"run_id": "mine"})
+
+
+@scene
+def asking_people(stage: Stage) -> Scene:
+    """Calls that wait for a person: approved, edited, denied, undecided with calls behind it, never decided; on the
+    loop and on a thread, and an approval that is over while its call waits for a place.
+    """
+    tower = stage.tower(run_concurrency=2, approval_lifetime=1.0, grace=0.2)
+
+    @tower.tool(writes="k:{k}", requires_approval=lambda k: k < 5)
+    async def act(k: int, n: int) -> str:
+        return await stage.work(f"{n}", 0.1)
+
+    @tower.tool(independent=True, requires_approval=True, still_valid=lambda n: n != 7)
+    def in_thread(n: int) -> str:
+        return stage.sync_work(stage.loop, f"{n}", 0.3)
+
+    async def approver(request: ApprovalRequest) -> Approved | Denied | None:
+        n = request.arguments["n"]
+        await asyncio.sleep(5.0 if n == 5 else 0.1)
+        return {
+            0: Approved(),
+            1: Denied("no"),
+            2: Approved({"k": 2, "n": 2}),
+            6: Approved(),
+            7: Approved(),
+            8: Approved(expires_in=0.1),
+        }.get(n)  # type: ignore[call-overload]
+
+    keys = (0, 0, 2, 3, 3, 4)
+    calls = [Call("act", {"k": k, "n": n}, str(n)) for n, k in enumerate(keys)]
+    calls += [Call("in_thread", {"n": n}, str(n)) for n in (6, 7, 8)]
+    calls.append(Call("act", {"k": 9, "n": 9}, "9", ["3"]))
+    return Scene(stage, tower, calls, options={"approver": approver})
+
+
+@scene
+def going_on(stage: Stage) -> Scene:
+    """The same batch gone on with from its written state, with decisions for some of its calls."""
+    made = asking_people(stage)
+    tower, calls = made.tower, made.calls
+
+    async def first() -> BatchResult:
+        async with tower.run() as run:
+            return await run.execute(calls)
+
+    batch = stage.run(first())
+    by_id = {request.call_id: request.approval_id for request in batch.pending}
+    decisions = {by_id["0"]: Approved(), by_id["1"]: Denied(), by_id["6"]: Approved(), by_id["3"]: Approved()}
+    made.options = {}
+    state = batch.state()
+    made.begin = lambda run: run.resume(state, decisions, on_result=made.hook)
+    return made
+
+
+@scene
+def budgeted(stage: Stage) -> Scene:
+    """Budgets that refuse some calls at once and others at their grant, while calls charge, share a run, are merged
+    and call others; two runs on the budget of the process.
+    """
+    tower = stage.tower(pools={"db": 1}, budgets={"process": Budget(cost=9, per="minute"), "batch": Budget(calls=9)})
+
+    @tower.tool(independent=True, pools=["db"], spends={"cost": 1})
+    async def pay(n: int, ctx: Context) -> str:
+        ctx.charge(tokens=3)
+        return await stage.work(f"{n}", 0.2)
+
+    @tower.tool(reads="k", share_identical=True)
+    def look(n: int, ctx: Context) -> str:
+        ctx.charge(cost=0.5)
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    @tower.tool(writes="list", merge=lambda sets: {"n": [n for one in sets for n in one["n"]]})
+    async def add(n: list[int], ctx: Context) -> str:
+        await ctx.execute([Call("pay", {"n": 50 + ctx.index})])
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    async def other() -> None:
+        async with tower.run(budget=Budget(seconds=0.5)) as run:
+            await run.execute([Call("pay", {"n": 100 + n}) for n in range(4)])
+
+    pays = [Call("pay", {"n": n}, str(n)) for n in range(3)]
+    adds = [Call("add", {"n": [n]}, str(n)) for n in range(5, 7)]
+    last = [Call("pay", {"n": 7}, "7"), Call("look", {"n": 2}, "8", ("7",))]
+    calls = [*pays, Call("look", {"n": 1}, "3"), Call("look", {"n": 1}, "4"), *adds, *last]
+    return Scene(stage, tower, calls, beside=other, options={"budget": Budget(calls=8, tokens=8)})
+
+
 # ==================================================================== running one, with something done at a step
 
 Act = Callable[[Scene, int], None]
@@ -675,7 +822,7 @@ async def play(scene: Scene, act: Act | None, steps: frozenset[int], seen: list[
     async def caller(run: Run) -> str:
         nonlocal raised
         try:
-            await run.execute(scene.calls, on_result=scene.hook)
+            await scene.hand_in(run)
         except asyncio.CancelledError:
             raised += 1
             assert run.last_batch is not None, "the cancel came before the results were sealed"
@@ -764,6 +911,11 @@ def books(made: Scene) -> None:
     if tower._journal is None:
         return
     core = tower._core
+    waiting = [one.handle for one in tower._journal.deferred_calls().result() if one.state == "queued"]
+    assert sorted(waiting) == sorted(
+        one.handle for one in made.sealed.values() if one.outcome == "pending" and one.handle is not None
+    )
+    assert not any(shell._handings for shell in tower._shells._all())
     assert not core.flights and not core.joined and not any(shell._joins for shell in tower._shells._all())
     records = tower._journal.calls(limit=1000).result()
     counts = tower._journal.statistics()
@@ -853,7 +1005,7 @@ def test_a_timeout_around_execute(name: str) -> None:
             async with made.tower.run(**made.options) as run:
                 try:
                     async with asyncio.timeout(instant):
-                        await run.execute(made.calls, on_result=made.hook)
+                        await made.hand_in(run)
                 except (TimeoutError, *made.may_raise):
                     pass
                 task = asyncio.current_task()
@@ -952,7 +1104,7 @@ def test_anyio_scopes_around_execute(name: str, kind: str) -> None:
                 async with made.tower.run(**made.options) as run:
                     made.run = run
                     try:
-                        await run.execute(made.calls, on_result=made.hook)
+                        await made.hand_in(run)
                     except made.may_raise:
                         pass
             assert made.run is not None

@@ -193,6 +193,15 @@ def own_limit_that_refuses() -> Tower:
     return tools(Tower(), {"max_queued": None, "when_busy": "reject"})
 
 
+def deferring_without_bounds() -> Tower:
+    return tools(
+        Tower(journal=":memory:"),
+        {"max_concurrency": None, "max_queued": None, "when_busy": "defer"},
+        {"max_queued": 5, "when_busy": "defer", "independent": None, "read_only": None, "writes": "a:{number}",
+         "idempotent": False},
+    )  # fmt: skip
+
+
 def pool_unused() -> Tower:
     return tools(Tower(pools={"p": Pool(2, max_queued=1)}), {})
 
@@ -285,6 +294,12 @@ def write_of_a_whole_tree() -> Tower:
         case(pool_for_which_nobody_waits),
         case(own_limit_without_bound, ("note", "limit_without_queue_bound", "tool t0")),
         case(own_limit_that_refuses),
+        case(
+            deferring_without_bounds,
+            ("note", "deferred_without_queue_bound", "tool t0"),
+            ("note", "deferring_without_limit", "tool t0"),
+            ("note", "deferred_write_may_need_a_person", "tool t1"),
+        ),
         case(pool_unused, ("warning", "unused_pool", "pool p")),
         case(pool_of_each_run, ("warning", "run_scope_protects_nothing", "pool p"), verdict="yynyyyyuy"),
         case(

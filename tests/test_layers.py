@@ -22,8 +22,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls rates+breaker policy config retrying arguments+access tools changes plan ledger watched lots "
-    "waiting deadlock turns gate bounds pages tokens leftovers records trace timeline+sealing explain+check+report"
+    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes plan "
+    "ledger watched lots waiting deadlock turns gate bounds pages tokens leftovers records approvals trace "
+    "timeline+sealing explain+check+report"
 )
 ROWS = [
     row.split("+")
@@ -37,7 +38,7 @@ LAZY = {
     "runner": {"journal"},
     "tower": {"adapters", "journal"},
 }  # inside functions only, or for the type checker
-DOORS = {"__init__", "__main__", "cli", "desk", "testing"}
+DOORS = {"__init__", "__main__", "cli", "desk", "terminal", "testing"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.
 THIRD_PARTY = {"policy": {"pydantic"}, "arguments": {"griffe", "jsonschema_rs", "pydantic", "pydantic_core"}}
 

@@ -369,7 +369,9 @@ def test_the_text_and_the_json() -> None:
     tally.tokens = {"a": 1234}
     watch = Watch(2, "process")
     watch.peak, watch.started, watch.seconds, watch.waited = 4, 2, 1.5, 2.5
-    report = reported(tally, {"idle": Watch(1, "process"), "crm": watch}, {}, {"a": 2}, {"b": 1}, 61.0, complete=False)
+    report = reported(
+        tally, {"idle": Watch(1, "process"), "crm": watch}, {}, {"a": 2}, {"b": 1}, {}, 61.0, complete=False
+    )
     assert str(report) == (
         "Observed for 61.0 s: 4 calls in 2 batches, results of about 1,234 tokens\n"
         "\n"
@@ -417,6 +419,7 @@ def test_the_text_and_the_json() -> None:
             },
         ],
         "rates": [],
+        "budgets": [],
         "tools": [
             {
                 "name": "a",
@@ -444,7 +447,7 @@ def test_the_text_and_the_json() -> None:
         "tokens": 1234,
         "complete": False,
     }
-    empty = reported(Tally(), {}, {}, {}, {}, 0.0, complete=True)
+    empty = reported(Tally(), {}, {}, {}, {}, {}, 0.0, complete=True)
     assert "  nothing\n" in str(empty)
     assert "0 calls in 0 batches" in str(empty)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower
+from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower
 
 
 class Hostile:
@@ -132,6 +132,8 @@ TOOL_OPTIONS = [
     "pools",
     "weight",
     "max_concurrency",
+    "spends",
+    "max_repeats",
     "timeout",
     "max_wait",
     "max_queued",
@@ -185,7 +187,7 @@ def test_options_of_a_pool(option: str, rubbish: Any) -> None:
 @each
 @pytest.mark.parametrize(
     "option",
-    ["run_id", "tenant", "deps", "priority", "deadline", "allow", "deny", "max_concurrency", "fail_fast"],
+    ["run_id", "tenant", "deps", "priority", "budget", "deadline", "allow", "deny", "max_concurrency", "fail_fast"],
 )
 def test_options_of_a_run(option: str, rubbish: Any) -> None:
     """R-51, R-52: each option of a run is checked, or the run works."""
@@ -242,6 +244,13 @@ def test_everything_else(rubbish: Any) -> None:
     tower.remove_observer(rubbish)
     taken(lambda: Tower().add_tool(rubbish), "tool")
     run = tower.run()
+    taken(lambda: run.charge(tokens=rubbish), "charge: tokens")
+    taken(lambda: Budget(calls=rubbish), "Budget")
+    taken(lambda: Budget(mails=rubbish), "Budget")
+    taken(lambda: Budget(calls=1, seconds=rubbish), "Budget.seconds")
+    taken(lambda: Budget(calls=1, per=rubbish), "Budget.per")
+    taken(lambda: Budget(calls=1, partial=rubbish), "Budget.partial")
+    taken(lambda: tower.configure(budgets=rubbish), "budgets")
     for option in ("reason", "call_id", "index"):
         taken(lambda option=option: run.cancel(**{option: rubbish}), option)  # type: ignore[misc]
     tower.close()

@@ -22,7 +22,21 @@ from typing import Final, TypeVar
 from towerman.breaker import Verdict
 from towerman.errors import Code
 from towerman.ledger import Fuse, Ledger, Loan, Meter, Pool, Wants
-from towerman.lots import DONE, GRANTED, NEVER, PARKED, REJECTED, Backlog, Entry, Flow, Lot, Offer, Row, Source
+from towerman.lots import (
+    DEADLINE,
+    DONE,
+    GRANTED,
+    NEVER,
+    PARKED,
+    REJECTED,
+    Backlog,
+    Entry,
+    Flow,
+    Lot,
+    Offer,
+    Row,
+    Source,
+)
 from towerman.rates import Numbers, micros
 from towerman.turns import Turns
 
@@ -56,10 +70,14 @@ class Gate(Turns[OwnerT]):
 
     # ------------------------------------------------------------------ runs
 
-    def open_flow(self, number: int, window: int, limit: float = NEVER) -> Flow[OwnerT]:
-        """A run begins: `window` calls of it may run at once, none may start at or after `limit`."""
+    def open_flow(
+        self, number: int, window: int, limit: float = NEVER, over: tuple[Code, str] = DEADLINE
+    ) -> Flow[OwnerT]:
+        """A run begins: `window` calls of it may run at once, none may start at or after `limit`: then `over`
+        is told.
+        """
         assert number not in self._flows, f"run {number} is open"
-        flow: Flow[OwnerT] = Flow(number, window, limit, self._served)
+        flow: Flow[OwnerT] = Flow(number, window, limit, self._served, over)
         self._flows[number] = flow
         return flow
 
@@ -348,7 +366,7 @@ class Gate(Turns[OwnerT]):
         while True:
             for flow in deadlines.over(now):
                 for entry in flow.parked:
-                    self._reject(entry, "deadline_exceeded", now)
+                    self._reject(entry, flow.over[0], now)
                 self._refills += [(flow, line, now) for line in flow.lines.values()]
             for entry in deadlines.due(now):
                 self._look_at(entry, now)

@@ -26,6 +26,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from towerman.calls import Rejection
+from towerman.errors import Code
 from towerman.ledger import Loan, Meter, Node, Pool, State, Wants
 from towerman.rates import MICRO
 from towerman.rates import NEVER as RATE_NEVER
@@ -45,6 +46,9 @@ SLACK: Final = 64
 
 NEAR: Final = 32
 """How many calls of a row become offers at a time."""
+
+DEADLINE: Final[tuple[Code, str]] = ("deadline_exceeded", "run deadline")
+"""What is told of a run of which nothing may start any more, unless something else is."""
 
 Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
 """What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node, (1,
@@ -270,6 +274,7 @@ class Flow(Generic[OwnerT]):
         number: the run's number.
         window: how many of its calls may run at once.
         limit: the instant after which none of its calls may start.
+        over: the code with which they are refused then, and what has passed, as people are shown it.
         tag: the start tag of its next entry, if what is being served has not gone past it.
         running: granted entries whose results are not sealed.
         lines: what waits of it, by bay.
@@ -278,12 +283,13 @@ class Flow(Generic[OwnerT]):
         closed: it will offer nothing more.
     """
 
-    __slots__ = ("closed", "limit", "lines", "number", "parked_total", "running", "tag", "timed", "window")
+    __slots__ = ("closed", "limit", "lines", "number", "over", "parked_total", "running", "tag", "timed", "window")
 
-    def __init__(self, number: int, window: int, limit: float, tag: float) -> None:
+    def __init__(self, number: int, window: int, limit: float, tag: float, over: tuple[Code, str] = DEADLINE) -> None:
         self.number = number
         self.window = window
         self.limit = limit
+        self.over = over
         self.tag = tag
         self.running: dict[Entry[OwnerT], None] = {}
         self.lines: dict[Bay[OwnerT], Line[OwnerT]] = {}

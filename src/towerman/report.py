@@ -72,6 +72,20 @@ class RateReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """What one unit of a budget would have refused.
+
+    Args:
+        name: `budget of run (calls)`: whom it counts for, and the unit. Budgets of runs, batches and tenants are added
+            up.
+        refused: calls that would have been refused. What such a call would have spent is not counted in its budget.
+    """
+
+    name: str
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
 class ToolReport:
     """What became of one tool's calls.
 
@@ -124,6 +138,7 @@ class ObserveReport:
         calls: that started.
         limits: what each limit would have held back, the most first.
         rates: what each rate would have held back, the most first.
+        budgets: what each budget would have refused, the most first.
         tools: what became of each tool's calls, in order of their names.
         order: what order and resources held back, the longest first.
         refused: calls that were really refused, skipped or cut, by code.
@@ -136,6 +151,7 @@ class ObserveReport:
     calls: int
     limits: tuple[LimitReport, ...]
     rates: tuple[RateReport, ...]
+    budgets: tuple[BudgetReport, ...]
     tools: tuple[ToolReport, ...]
     order: tuple[OrderReport, ...]
     refused: Mapping[Code, int]
@@ -171,6 +187,7 @@ class ObserveReport:
                 }
                 for one in self.rates
             ],
+            "budgets": [{"name": one.name, "refused": one.refused} for one in self.budgets],
             "tools": [
                 {
                     "name": one.name,
@@ -216,6 +233,7 @@ class ObserveReport:
                 ],
             ),
             *self._rate_lines(),
+            *self._budget_lines(),
             "",
             "What order and resources have held back",
             "",
@@ -253,6 +271,12 @@ class ObserveReport:
         rows = [(one.name, one.rate, str(one.too_early), _time(one.waited), _time(one.longest)) for one in self.rates]
         head = ("rate", "starts", "calls came too early", "waits of together", "longest")
         return ["", "What the rates would have held back", "", *_table(head, rows)]
+
+    def _budget_lines(self) -> list[str]:
+        if not self.budgets:
+            return []
+        rows = [(one.name, str(one.refused)) for one in self.budgets]
+        return ["", "What the budgets would have refused", "", *_table(("budget", "calls"), rows)]
 
     def __repr__(self) -> str:
         full = sum(one.found_full > 0 for one in self.limits)
@@ -374,6 +398,7 @@ def reported(
     rates: Mapping[str, RateWatch],
     waiting: Mapping[str, int],
     refused: Mapping[str, int],
+    overspent: Mapping[str, int],
     seconds: float,
     *,
     complete: bool,
@@ -386,6 +411,7 @@ def reported(
         rates: what each rate has seen.
         waiting: calls that would have waited, by tool.
         refused: calls that would have been refused, by tool.
+        overspent: calls that budgets would have refused, by budget.
         seconds: since the tower was made.
         complete: the tally has seen every event.
     """
@@ -406,6 +432,9 @@ def reported(
         rates=tuple(
             RateReport(name, one.rate, one.scope, one.started, one.waited, one.longest)
             for name, one in sorted(rates.items(), key=lambda item: (-item[1].waited, item[0]))
+        ),
+        budgets=tuple(
+            BudgetReport(name, count) for name, count in sorted(overspent.items(), key=lambda item: (-item[1], item[0]))
         ),
         tools=tuple(
             ToolReport(

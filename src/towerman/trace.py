@@ -1,10 +1,10 @@
 """What is recorded of a batch, and who may see it.
 
-Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its handler
-started, it was refused, an attempt has failed and another one is to come, its result was sealed, or trimmed with its
-batch, work that outlived its result has ended, a call holds up its loop. An event carries names, sizes, times and
-codes. It has no field for an argument, a result's value or the text of an exception, so no observer can leak one. A
-name that the model invented (an unknown tool) is not recorded either.
+Theory. A batch tells its story as events: it came in, a person is asked about a call and has answered, a call waits
+and for what, it was admitted, its handler started, it was refused, an attempt has failed and another one is to come,
+its result was sealed, or trimmed with its batch, work that outlived its result has ended, a call holds up its loop. An
+event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
+exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
 An observer is any callable that takes an `Event`. Each is served by a thread of its own, in order: a slow one delays
 no call and no other observer, a broken one breaks none. What could not be delivered is counted in
@@ -36,11 +36,15 @@ Kind = Literal[
     "intended",
     "joined",
     "replayed",
+    "deferred",
     "finished",
     "orphaned",
     "ended",
     "late_result",
     "promoted",
+    "approval_asked",
+    "approval_decided",
+    "approval_expired",
     "stalled",
     "trimmed",
     "counted",
@@ -84,6 +88,9 @@ class Event:
             and `retry_refused` (the one that does not start), and of all later ones. Of a finished call: how many
             there were, where it was more than one.
         pause: seconds until the next attempt is offered.
+        approval: the name of the approval that a person is asked for, has decided, or has not decided in time.
+        decision: `approved`, `edited` (approved with other arguments), `denied`, or `undecided` (the call comes back
+            pending).
     """
 
     time: float
@@ -107,6 +114,8 @@ class Event:
     tokens: int | None = None
     attempt: int | None = None
     pause: float | None = None
+    approval: str | None = None
+    decision: str | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, ready for JSON."""

@@ -63,7 +63,7 @@ class Turns(Waiting[OwnerT]):
         """
         wants, owner, _ = one
         if now >= flow.limit:
-            self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), *flow.over)
             return None
         ledger = self.ledger
         if wants.fuses:
@@ -368,7 +368,7 @@ class Turns(Waiting[OwnerT]):
             klass, promotion, tag, number, entry = best
             flow, line, wants = entry.flow, entry.line, entry.wants
             if flow.limit <= now:
-                self._reject(entry, "deadline_exceeded", now)
+                self._reject(entry, flow.over[0], now)
                 continue
             if entry.deadline <= now and self._clock(entry, now) + wants.max_wait <= now:
                 self._reject(entry, "wait_timeout", now)

@@ -51,6 +51,18 @@ class Ending(Oversized):
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
         raise NotImplementedError  # pragma: no cover - the shell's
 
+    def _defer(self, work: Work, index: int, entry: Slot, waited: float, waited_for: tuple[str, ...]) -> bool:
+        """A call for which there is no room now: does it go into the durable queue?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _hand_down(self, work: Work, sealed: Iterable[int]) -> None:
+        """Calls are sealed: what comes behind those in the durable queue knows that."""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _is_handed(self, work: Work, index: int, reason: str | None = None) -> bool:
+        """Is a call being put into the durable queue, and can that not be called off any more?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     # ================================================================ ends
 
     def _finished(
@@ -59,7 +71,7 @@ class Ending(Oversized):
         """The work of a call has ended, one way or another; on the loop, once."""
         try:
             if job.after is not None and job.ended:
-                self._too_late(job, encoded)
+                self._form_too_late(job, encoded)
                 return
             if error is None and not job.sealed and job.why is None:
                 if encoded is None:
@@ -148,6 +160,8 @@ class Ending(Oversized):
         core = self.core
         now = core.now()
         work, index = job.work, job.index
+        if work.shares is not None:
+            self._settle_share(job)
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
         if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
@@ -256,6 +270,10 @@ class Ending(Oversized):
         else:
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
+            if code == "budget_exhausted":
+                waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
+            if entry.wants.of.defer and self._defer(work, index, entry, waited, waited_for):  # type: ignore[attr-defined]
+                return
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
             left = entry.rejection.retry_after
             message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
@@ -292,6 +310,8 @@ class Ending(Oversized):
         for one, culprit in skipped:
             message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
+        if work.deferral is not None:
+            self._hand_down(work, [index, *(one for one, _ in skipped)])
         return [*ready, *work.plan.end(index)]
 
     def _soon(self, work: Work, ready: Iterable[int]) -> None:
@@ -331,6 +351,8 @@ class Ending(Oversized):
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
+        if work.asking:
+            self._stop_asking(work)
         try:
             self._take_back(work, code)
         except Exception as fault:  # what is left in the gate is taken out at the end
@@ -363,6 +385,8 @@ class Ending(Oversized):
         """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
         if work.results[index] is None and index not in work.jobs:
             try:
+                if work.deferral is not None and self._is_handed(work, index):
+                    return
                 if work.groups is None or not self._tied(work, index):
                     self._seal_closed(work, index)
             except Exception as fault:
@@ -387,6 +411,7 @@ class Ending(Oversized):
         job.reason = reason
         if job.ticket is not None:
             if job.ticket.take():
+                job.ticket = None  # whatever fails from here on, its thread will not come to it
                 self._give_up(job)
                 return
             if job.tool.address is None:
@@ -480,10 +505,14 @@ class Ending(Oversized):
         if job is not None:
             self._stop(job, "cancelled", reason)
             return
+        if work.deferral is not None and self._is_handed(work, index, reason):
+            return
         if work.groups is not None and self._rides(work, index):
             self._get_off(work, index, reason)
             self._settle(work, index, False)
             return
+        if work.asking:
+            self._stop_asking(work, index)
         if work.again is not None and index in work.again and work.again[index].resting:
             self._refuse(work, index, "cancelled", f"Not started: {reason}.", "cancelled")
             self._settle(work, index, False)

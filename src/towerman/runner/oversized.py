@@ -245,7 +245,7 @@ class Oversized(Repeating):
         core.keeper.keep(handle, content)
         return handle
 
-    def _count(self, work: Work) -> None:
+    def _count_large(self, work: Work) -> None:
         """Somebody looks on: let a thread count a batch's tokens, and tell."""
 
         def count() -> None:
@@ -277,7 +277,7 @@ class Oversized(Repeating):
                 return unencodable
         return Encoded(encoded.cut_to(job.tool.max_result_bytes), encoded.original_bytes, True)
 
-    def _too_late(self, job: Job, encoded: Encoded | EncodingError | None) -> None:
+    def _form_too_late(self, job: Job, encoded: Encoded | EncodingError | None) -> None:
         """A thread has ended whose call was sealed without it: nobody was told of what it kept."""
         result = job.work.results[job.index] or job.outcome
         if (

@@ -26,7 +26,7 @@ from typing import Final
 from towerman import retrying, sealing
 from towerman.errors import RateLimited
 from towerman.gate import NEVER
-from towerman.runner.offering import Offering
+from towerman.runner.asking import Asking
 from towerman.runner.sealer import exit_in, print_traceback, ran_for
 from towerman.runner.sharing import copy_of
 from towerman.work import Again, Job, Slot, Work
@@ -34,7 +34,7 @@ from towerman.work import Again, Job, Slot, Work
 _log: Final = logging.getLogger("towerman")
 
 
-class Repeating(Offering):
+class Repeating(Asking):
     """What concerns attempts; the runner goes on from here."""
 
     _resting: list[Again]
@@ -42,6 +42,10 @@ class Repeating(Offering):
     def _end_nested(self, job: Job) -> None:
         """A call has ended: so do the calls that it has made."""
         raise NotImplementedError  # pragma: no cover - the shell's
+
+    def _settle(self, work: Work, index: int, ok: bool) -> None:
+        """A call is sealed: let the plan go on."""
+        raise NotImplementedError  # pragma: no cover - of the ends
 
     def _attempt(self, job: Job, keywords: dict[str, object]) -> dict[str, object]:
         """A call whose tool has `retry` is about to start: the arguments for this attempt."""
@@ -147,7 +151,13 @@ class Repeating(Offering):
 
     def _offer_again(self, work: Work, indexes: list[int]) -> None:
         """Hand calls of one batch to the gate once more. What an attempt costs beyond permits is reserved before."""
-        self._offer_ready(work, indexes)
+        ready = indexes
+        if work.shares is not None:
+            ready = [index for index in indexes if self._reserve_again(work, index)]
+            for index in indexes:
+                if index not in ready:  # it keeps what its last attempt came to
+                    self._settle(work, index, False)
+        self._offer_ready(work, ready)
 
     def _next_due(self) -> float:
         """When the next call that rests is due."""

@@ -62,6 +62,10 @@ class Sealer:
         """End a batch early."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    def _close_share(self, work: Work, index: int, result: Result) -> None:
+        """A call is sealed that budgets may count."""
+        raise NotImplementedError  # pragma: no cover - that of spending
+
     def _refuse(
         self,
         work: Work,
@@ -171,6 +175,8 @@ class Sealer:
             waited_for = work.waited_for.get(index, ()) + waited_for
         if work.groups is not None:
             message += self._joint(work, index)
+        if work.gated is not None and index in work.gated and work.gated[index].changed:
+            message += sealing.WITH_OTHERS
         self._seal_job(
             job,
             make_result(
@@ -372,12 +378,19 @@ class Sealer:
         work.results[index] = result
         work.sealed_at[index] = now
         work.left -= 1
+        if work.shares is not None:
+            try:
+                self._close_share(work, index, result)
+            except Exception as fault:  # its share goes back with the batch
+                work.error = work.error or fault
         if result.code is None:
             core.answered += 1
         else:
             core.count(result.outcome, result.code)
         if core.emit is not None:
             self._tell_sealed(work, index, result)
+        if work.gated is not None:
+            self._keep_result(work, index, result)
         if work.on_result is not None:
             try:
                 work.on_result(result)
@@ -386,6 +399,15 @@ class Sealer:
         if work.run.fail_fast and result.outcome in ("error", "timed_out") and work.closing is None:
             culprit = f"call {index} ({result.tool}) failed with {result.code}"
             self._close(work, "sibling_failed", "cancelled", culprit)
+
+    def _keep_result(self, work: Work, index: int, result: Result) -> None:
+        """A call that came back pending before has its result: whoever goes on with its batch again gets the same."""
+        approval = work.gated.get(index) if work.gated is not None else None
+        if approval is None or not approval.kept or result.outcome == "pending":
+            return
+        if approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
+            with self.core.lock:
+                self.core.book.settle(approval, result)
 
     def _tell_sealed(self, work: Work, index: int, result: Result) -> None:
         self._tell(

@@ -22,12 +22,13 @@ from typing import Final, cast
 
 from towerman import sealing
 from towerman.bounds import Encoded, EncodingError, Large
+from towerman.budgets import Lack
 from towerman.calls import Batch
 from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.filing import Filing
+from towerman.runner.deferring import Deferring
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -56,7 +57,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Filing):
+class Shell(Deferring):
     """The runner of one event loop."""
 
     def __init__(
@@ -114,13 +115,18 @@ class Shell(Filing):
                     self._close(work, "cancelled", "cancelled", _reason_of(caught))
         if work.given_up:
             self._take_back(work)
+        if core.budgeted:
+            try:
+                self._sum_up(work)
+            except Exception as fault:  # every call has its result
+                work.error = work.error or fault
         run.works.pop(work, None)
         self.works.pop(work, None)
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
             if core.policy.count_tokens is not None:
-                self._count(work)
+                self._count_large(work)
         if work.error is not None and (interrupted is None or not isinstance(work.error, Exception)):
             raise work.error
         if interrupted is not None:
@@ -181,11 +187,19 @@ class Shell(Filing):
         """Start the handler of a granted call."""
         work, index = entry.owner
         keywords = own = work.keywords[index]
+        if work.shares is not None and keywords is not None and work.closing is None:
+            lack = self._pay(work, index)
+            if lack is not None:
+                self._give_back(entry)
+                self._unpaid(entry, lack)
+                return
         if work.groups is not None and keywords is not None and work.closing is None:
             keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
             self._give_back(entry)
             self._seal_closed(work, index)
+            return
+        if work.gated is not None and not self._cleared(work, index, keywords, entry):
             return
         core = self.core
         now = core.now()
@@ -235,6 +249,14 @@ class Shell(Filing):
                     body.close()
                     message = "Not started: the loop's task factory made no task for it."
                     self._never_started(job, "handler_error", message, "error")
+
+    def _unpaid(self, entry: Slot, lack: Lack) -> None:
+        """Charges of others have used up a budget while a call waited: it does not start."""
+        work, index = entry.owner
+        waited = self.core.now() - entry.since if entry.blocked_by else 0.0
+        waited_for = work.waited_for.get(index, ()) + entry.blocked_by
+        self._refuse_lack(work, index, lack, waited=waited, waited_for=waited_for)
+        self._settle(work, index, False)
 
     def _begin(self, job: Job, keywords: dict[str, object]) -> None:
         """The handler's first line is next: its run time counts from here."""
@@ -364,9 +386,11 @@ class Shell(Filing):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due(), self._next_due())
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if self._joins:
             following = min(following, self._look_at_joins(now))
+        if self._handings:
+            following = min(following, self._look_at_handings(now))
         if following < self._timer_at:
             self._arm(following)
 

@@ -35,6 +35,7 @@ def assert_whole(tower: Tower) -> None:
         "backing off": seen.backing_off,
     }
     assert not any(left.values()), f"{tower!r} is still at work: {left}"
+    assert tower._core.purse.live == {}, "budgets have something set aside for calls that are gone"
     for name, pool in seen.pools.items():
         assert (pool.held, pool.queued, pool.orphaned) == (0, 0, 0), f"pool {name} is not whole: {pool}"
     gate = tower._core.gate
