@@ -25,6 +25,7 @@ import json
 import random
 import resource
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -41,6 +42,7 @@ from towerman import (
     Call,
     Context,
     Denied,
+    Journal,
     Pool,
     Rate,
     RateLimited,
@@ -149,6 +151,8 @@ class Figures:
     retries: int = 0
     opened: int = 0
     asked: int = 0
+    intents: int = 0
+    unknown: int = 0
     megabytes: list[float] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -163,6 +167,7 @@ class Figures:
             f"{self.shared:,} calls answered by the run of another one; {self.promotions:,} waiters promoted",
             f"{self.rated:,} starts by rates, {self.retries:,} further attempts, breakers opened {self.opened:,} times",
             f"{self.asked:,} calls asked a person for approval; {self.outcomes['pending']:,} came back undecided",
+            f"{self.intents:,} intents written to the journal before the calls began",
             f"{self.orphans:,} orphans, {self.late_results:,} late results; all ended",
             f"memory after each tenth, in MB: {' '.join(f'{size:.0f}' for size in self.megabytes)}",
         ]
@@ -188,7 +193,10 @@ class Soak:
         self.over: Counter[str] = Counter()
         self.faults: list[str] = []
         self.stop = threading.Event()
+        self.folder = tempfile.TemporaryDirectory(prefix="towerman-soak-")
+        self.journal = Journal(Path(self.folder.name) / "journal.db")
         self.tower = Tower(
+            journal=self.journal,
             max_concurrency=16,
             run_concurrency=12,
             max_calls_per_batch=1_000,
@@ -384,6 +392,7 @@ class Soak:
         """What came of a batch that a handler made."""
         with self.lock:
             self.figures.nested += size
+            self.figures.unknown += sum(result.applied == "unknown" for result in done)
         if len(done) != size or any(result.index != index for index, result in enumerate(done)):
             self.fault(f"{done!r} for {size} nested calls")
 
@@ -475,6 +484,7 @@ class Soak:
             self.figures.batches += 1
             self.figures.cancelled_batches += early
             self.figures.outcomes.update(result.outcome for result in done)
+            self.figures.unknown += sum(result.applied == "unknown" for result in done)
 
     def loop(self, number: int) -> None:
         """One thread with its loop."""
@@ -514,6 +524,8 @@ class Soak:
             },
         )
         self.figures.changes += 1
+        if self.figures.changes % 50 == 0:
+            self.journal.prune(older_than=0.5)
 
     # ------------------------------------------------------------------ the whole
 
@@ -565,6 +577,14 @@ class Soak:
         self.whole()
         report = tower.close()
         assert report.clean, str(report)
+        assert seen.journal is not None
+        figures.intents = seen.journal.intents
+        left = self.journal.unknown(10**6).result()
+        assert len(left) <= figures.unknown, (
+            f"{len(left)} effects are unknown, and results said so of {figures.unknown}"
+        )
+        self.journal.close()
+        self.folder.cleanup()
         if len(figures.megabytes) > 2:
             grown = figures.megabytes[-1] - figures.megabytes[0]
             assert grown < MEMORY_SLACK, f"the process has grown by {grown:.0f} MB: {figures.megabytes}"
