@@ -24,6 +24,7 @@ import gc
 import json
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import threading
@@ -193,8 +194,8 @@ class Soak:
         self.over: Counter[str] = Counter()
         self.faults: list[str] = []
         self.stop = threading.Event()
-        self.folder = tempfile.TemporaryDirectory(prefix="towerman-soak-")
-        self.journal = Journal(Path(self.folder.name) / "journal.db")
+        self.folder = tempfile.mkdtemp(prefix="towerman-soak-")
+        self.journal = Journal(Path(self.folder) / "journal.db")
         self.tower = Tower(
             journal=self.journal,
             max_concurrency=16,
@@ -535,6 +536,13 @@ class Soak:
         Raises:
             AssertionError: something was not as promised.
         """
+        try:
+            return self._run(tell)
+        finally:
+            self.journal.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, tell: Any) -> Figures:
         figures, tower = self.figures, self.tower
         draw = random.Random(self.seed)
         begin = time.monotonic()
@@ -583,8 +591,6 @@ class Soak:
         assert len(left) <= figures.unknown, (
             f"{len(left)} effects are unknown, and results said so of {figures.unknown}"
         )
-        self.journal.close()
-        self.folder.cleanup()
         if len(figures.megabytes) > 2:
             grown = figures.megabytes[-1] - figures.megabytes[0]
             assert grown < MEMORY_SLACK, f"the process has grown by {grown:.0f} MB: {figures.megabytes}"
