@@ -116,6 +116,8 @@ def _apart(declared: Declared) -> _Said:
     rates += [f"pool {name} {pool.rate}" for name, pool in tower.pools.items() if pool.rate is not None]
     starts = f"rates: {listed(rates)}" if rates else "no rate is declared"
     told = f"No concurrency limit here stands for a rate or a budget; {starts}; no budget is declared; {cap}"
+    if tower.journal is not None:
+        told += "; what is begun is written down in a journal"
     if unsaid:
         return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}."
     if not writes:

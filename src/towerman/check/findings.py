@@ -142,6 +142,28 @@ def _identity(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _journal(declared: Declared) -> Iterator[Finding]:
+    risky = [tool.name for tool in declared.tools if not tool.policy.repeatable]
+    journal = declared.tower.journal
+    if journal is None and risky:
+        yield Finding(
+            "note",
+            "no_journal",
+            "tower",
+            f"Nothing is written down of calls that change something ({listed(risky)}): after a crash nobody knows which "
+            "of them took effect, and a batch that is handed in again runs again.",
+            'journal="towerman.db", and a run_id for each run',
+        )
+    if journal == ":memory:":
+        yield Finding(
+            "warning",
+            "journal_in_memory",
+            "tower",
+            "journal=':memory:' forgets everything when the process ends.",
+            'journal="towerman.db"',
+        )
+
+
 def _sharing(declared: Declared) -> Iterator[Finding]:
     alone = declared.tower.max_calls_per_batch == 1 and declared.tower.on_excess == "tell"
     for tool in declared.tools:
@@ -371,4 +393,4 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
-_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _families, _broad)
+_LOOKS: Final = (_tower, _access, _identity, _journal, _sharing, _threads, _pools, _queues, _times, _families, _broad)
