@@ -117,6 +117,8 @@ def _apart(declared: Declared) -> _Said:
     rates += [f"pool {name} {pool.rate}" for name, pool in tower.pools.items() if pool.rate is not None]
     starts = f"rates: {listed(rates)}" if rates else "no rate is declared"
     told = f"No concurrency limit here stands for a rate or a budget; {starts}; no budget is declared; {cap}"
+    if tower.journal is not None:
+        told += "; what is begun is written down in a journal"
     again = [f"{tool.name} {shown(tool.retry.max_attempts)}" for tool in declared.tools if tool.retry is not None]
     tried = f" Attempts: {listed(again)}." if again else ""
     if unsaid:
