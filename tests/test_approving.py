@@ -871,7 +871,7 @@ def test_provider_messages_are_not_made_while_something_is_pending(stage: Stage)
             for way in (done.messages, done.turn):
                 with pytest.raises(PolicyError, match=r"calls wait .*: 0 \(cleanup: approval_missing\), 2 \(cleanup:"):
                     way()
-                with pytest.raises(PolicyError, match=r"^pending: 'raise' or 'refuse'; got 'yes'"):
+                with pytest.raises(PolicyError, match=r"^pending: one of 'raise', 'refuse'; got 'yes'"):
                     way(pending="yes")  # type: ignore[arg-type]
             decisions = decide(done, Approved(), Approved())
             state = done.state()

@@ -21,7 +21,7 @@ from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Group, Plan
-from towerman.policy import Budget, OnResult, shown, whole
+from towerman.policy import Budget, OnResult, whole, word
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
 from towerman.tokens import Counter
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
+
+Pending = Literal["raise", "refuse"]
+"""What messages do where calls wait for a person."""
 
 NOT_STARTED: Final = -1.0
 """A job's start before its first line is reached."""
@@ -921,15 +924,13 @@ class BatchResult(Sequence[Result]):
                 closed[approval.approval_id] = approval.state
         return closed
 
-    def _answers(self, pending: Literal["raise", "refuse"]) -> tuple[Result, ...]:
+    def _answers(self, pending: Pending) -> tuple[Result, ...]:
         """The results as they may go to the provider.
 
         Raises:
             PolicyError: some are pending, and it was not said what to do about that.
         """
-        given: object = pending
-        if given not in ("raise", "refuse"):
-            raise PolicyError(f"pending: 'raise' or 'refuse'; got {shown(given)}")
+        word("pending", pending, Pending)
         # What is deferred has a handle: the model is told that, and need not wait for it.
         waiting = [result for result in self._results if result.outcome == "pending" and result.handle is None]
         if not waiting:
@@ -955,9 +956,7 @@ class BatchResult(Sequence[Result]):
                     approval.settle(answers[index])
         return tuple(answers.get(result.index, result) for result in self._results)
 
-    def messages(
-        self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise"
-    ) -> list[dict[str, object]]:
+    def messages(self, format: str | None = None, pending: Pending = "raise") -> list[dict[str, object]]:
         """The results as the provider takes them, without the assistant message.
 
         Args:
@@ -975,7 +974,7 @@ class BatchResult(Sequence[Result]):
 
         return adapters.encode(self._batch, self._answers(pending), format)
 
-    def turn(self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise") -> list[dict[str, object]]:
+    def turn(self, format: str | None = None, pending: Pending = "raise") -> list[dict[str, object]]:
         """The assistant message and its results, ready to be appended to the conversation.
 
         Ids agree between the two even where the provider's were missing or repeated.

@@ -257,7 +257,8 @@ class Asking(Offering):
             self._undecided(work, index, approval)
             return
         try:
-            body = _consult(approver, self._request(work, index, approval))
+            answer = _Answer()
+            body = _consult(approver, self._request(work, index, approval), answer)
             try:
                 task = work.context.copy().run(self.loop.create_task, body)
             except Exception:
@@ -280,7 +281,7 @@ class Asking(Offering):
         due = min(approval.expires, work.run.limit)
         if due < self._timer_at:
             self._arm(due)
-        task.add_done_callback(partial(self._answer_came, work, index))
+        task.add_done_callback(partial(self._answer_came, work, index, answer))
         if work.closing is not None or work.results[index] is not None:  # an eager first step had it cancelled
             self._stop_asking(work, index)
 
@@ -306,11 +307,11 @@ class Asking(Offering):
             deepcopy(dict(approval.snapshot or {})),
         )
 
-    def _answer_came(self, work: Work, index: int, task: asyncio.Task[tuple[object, BaseException | None]]) -> None:
+    def _answer_came(self, work: Work, index: int, heard: _Answer, task: asyncio.Task[None]) -> None:
         """On the loop: an approver has ended, one way or another."""
         with self.core.lock:
             self.core.asking -= 1
-        answer, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
+        answer, error = heard.value, asyncio.CancelledError() if task.cancelled() else heard.error
         waits = work.asking is not None and work.asking.get(index) is task
         if waits and work.asking is not None:
             del work.asking[index]
@@ -594,17 +595,27 @@ class Asking(Offering):
             self.core.approvals[what] += 1
 
 
-async def _consult(approver: Approver, request: ApprovalRequest) -> tuple[object, BaseException | None]:
-    """Ask, and hand back whatever comes: an exit that the approver raises is for the batch and not for the loop."""
+class _Answer:
+    """What came of an approver. Not the result of its task, which asyncio's debug mode shows in the log."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self) -> None:
+        self.value: object = None
+        self.error: BaseException | None = None
+
+
+async def _consult(approver: Approver, request: ApprovalRequest, into: _Answer) -> None:
+    """Ask, and keep whatever comes: an exit that the approver raises is for the batch and not for the loop."""
     try:
         answer: object = approver(request)
         if inspect.isawaitable(answer):
             answer = await answer
+        into.value = answer
     except (GeneratorExit, asyncio.CancelledError):
         raise
     except BaseException as error:
-        return None, error
-    return answer, None
+        into.error = error
 
 
 def _is_no(decision: Decision) -> bool:

@@ -405,8 +405,10 @@ class Sealer:
         approval = work.gated.get(index) if work.gated is not None else None
         if approval is None or not approval.kept or result.outcome == "pending":
             return
-        if approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
-            with self.core.lock:
+        with self.core.lock:
+            if approval.holder is work and not result.started:
+                approval.holder = None  # it was used for nothing, so whoever goes on with the batch may use it
+            elif approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
                 self.core.book.settle(approval, result)
 
     def _tell_sealed(self, work: Work, index: int, result: Result) -> None:
