@@ -865,7 +865,7 @@ class BatchResult(Sequence[Result]):
         return [
             (result.index, gated[result.index])
             for result in self._results
-            if result.outcome == "pending" and result.index in gated
+            if result.outcome == "pending" and result.handle is None and result.index in gated
         ]
 
     def state(self) -> str:

@@ -303,7 +303,7 @@ _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "index": _is_count,
     "call_id": _is_text,
     "tool": _is_text,
-    "outcome": lambda value: value is not None and value != "pending" and _one_of(Outcome)(value),
+    "outcome": lambda value: value is not None and _one_of(Outcome)(value),
     "code": _one_of(Code, None),
     "message": _is_text,
     "content": _is_text,
@@ -402,7 +402,9 @@ def _results(given: Sequence[object], size: int) -> tuple[Result | None, ...]:
             found.append(None)
             continue
         fields = _checked(one, _RESULT_FIELDS, f"results[{place}]")
-        if fields["index"] != place or (fields["code"] is None) != (fields["outcome"] == "ok"):
+        # What is in a durable queue has an answer that stays, and the handle under which it is looked after.
+        queued = fields["outcome"] != "pending" or fields["handle"] is not None
+        if fields["index"] != place or (fields["code"] is None) != (fields["outcome"] == "ok") or not queued:
             raise _Wrong(f"results[{place}]")
         fields["waited_for"] = tuple(cast("list[str]", fields["waited_for"]))
         found.append(make_result(**fields))  # type: ignore[arg-type]  # every field was looked at
