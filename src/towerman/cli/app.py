@@ -183,6 +183,10 @@ def run(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="OUT", help="Where to write what is left of a batch that waits for approval."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the messages for the provider as JSON, also on a terminal.")
     ] = False,
@@ -193,6 +197,10 @@ def run(
     timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
     nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
     far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
+
+    Calls that need a person's approval are asked about on the terminal once all others are done. Where there is no
+    terminal they do not run; with --state the batch is written to that file, arguments and results with it, for
+    Run.resume, and stdout gets what it waits for.
     """
     from towerman.cli.load import load_tower, read_batch, shown
     from towerman.cli.show import ForPeople, ForPrograms
@@ -210,7 +218,7 @@ def run(
         for observer in watching:
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
-        ending = perform(tower, batch, None, face)
+        ending = perform(tower, batch, None, face, state)
         lost = _close_recorders(tower, recorders)
     return max(lost, _verdict(shown(calls), batch, ending))
 
