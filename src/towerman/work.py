@@ -652,6 +652,7 @@ class Work:
         asking: by index, the tasks of approvers that are asked now.
         resumed: of a batch that is gone on with, by index what was written down of calls that were open then.
         key: of the digests in what was written down then.
+        origin: the id of the run that it was begun in; empty for a batch that begins here.
         decided: of a batch that is gone on with, what was decided meanwhile and is not told yet.
         closed: by name, what became of approvals of this batch that are not open any more.
         again: by index, the calls that are tried more than once; None where there are none.
@@ -696,6 +697,7 @@ class Work:
         "notice",
         "number",
         "on_result",
+        "origin",
         "parent",
         "plan",
         "reasons",
@@ -738,6 +740,7 @@ class Work:
         self.asking: dict[int, object] | None = None
         self.resumed: Mapping[int, Open] | None = None
         self.key = b""
+        self.origin = ""
         self.decided: list[tuple[int, Approval, str]] = []
         self.closed: dict[str, ApprovalState] = {}
         self.again: dict[int, Again] | None = None

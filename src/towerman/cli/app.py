@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from towerman.cli.inbox import approvals_app
 from towerman.cli.journal import journal_app
 from towerman.cli.queue import add_commands
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 
 app.add_typer(journal_app)
+app.add_typer(approvals_app)
 add_commands(app)
 
 _EXIT_CODES = (
