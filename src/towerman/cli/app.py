@@ -126,8 +126,8 @@ def demo(
 
     They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files
     in a temporary folder. Two updates go to one ticket, two edits to one file, four calls want a pool of 2; one call
-    fails, one names an unknown tool and one has broken JSON, on purpose. The exit code is 0 when every call ends as
-    promised and database and files hold what they should, else 1.
+    waits for the shift lead's approval and then fails, one names an unknown tool and one has broken JSON, on purpose.
+    The exit code is 0 when every call ends as promised and database and files hold what they should, else 1.
     """
     from towerman.adapters import decode
     from towerman.cli.show import ForPeople, ForPrograms
@@ -147,7 +147,7 @@ def demo(
             )
         desk = Desk(folder)
         tower = open_tower(desk, observers=[*face.observers, *recorders])
-        ending = perform(tower, batch, "demo", face)
+        ending = perform(tower, batch, "demo", face, approver=desk.shift_lead)
         lost = _close_recorders(tower, recorders)
         early = ending.exit_code()
         if early is not None:

@@ -15,7 +15,7 @@ from towerman.clock import RealClock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from towerman.approvals import Approved, Denied
+    from towerman.approvals import Approved, Approver, Denied
     from towerman.calls import Batch
     from towerman.cli.show import ForPeople, ForPrograms
     from towerman.tower import Tower
@@ -63,7 +63,12 @@ def holds_exit(error: BaseException | None) -> bool:
 
 
 def perform(
-    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms, state: Path | None = None
+    tower: Tower,
+    batch: Batch,
+    run_id: str | None,
+    face: ForPeople | ForPrograms,
+    state: Path | None = None,
+    approver: Approver | None = None,
 ) -> Ending:
     """Run one batch to its end and show what came of it.
 
@@ -78,14 +83,20 @@ def perform(
         run_id: of the run.
         face: shows it.
         state: a file for what is left of the batch where calls still wait for a person.
+        approver: is asked in the place of whoever sits at the terminal.
 
     A tool that raises SystemExit or KeyboardInterrupt ends the batch: it is sealed and shown, then that is told.
     """
-    return asyncio.run(_perform(tower, batch, run_id, face, state))
+    return asyncio.run(_perform(tower, batch, run_id, face, state, approver))
 
 
 async def _perform(
-    tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms, state: Path | None
+    tower: Tower,
+    batch: Batch,
+    run_id: str | None,
+    face: ForPeople | ForPrograms,
+    state: Path | None,
+    approver: Approver | None,
 ) -> Ending:
     task = asyncio.current_task()
     assert task is not None
@@ -95,7 +106,7 @@ async def _perform(
         left: BaseException | None = None
         later: set[str] = set()
         try:
-            async with tower.run(run_id) as run:
+            async with tower.run(run_id, approver=approver) as run:
                 try:
                     with face.live():
                         result = await run.execute(batch)
