@@ -28,10 +28,12 @@ import pytest
 from kit import Stage, gate_of, on_stage
 
 from towerman import (
+    Approved,
     Batch,
     BatchResult,
     Call,
     Context,
+    Denied,
     Event,
     InputError,
     JsonlObserver,
@@ -69,8 +71,9 @@ def leaks(text: str) -> bool:
 
 # --- sources: where the secret stands ---------------------------------------------------------------------------------
 
-Allowed = Literal["nothing", "content", "words"]
-"""What of a call's own result may hold the secret: nothing, its content, its content and its message (ToolError)."""
+Allowed = Literal["nothing", "content", "words", "reason"]
+"""What of a call's own result may hold the secret: nothing, its content, its content and its message (ToolError), the
+same of a call that a person has denied."""
 
 
 class Told:
@@ -101,6 +104,7 @@ class Play:
     stage: Stage
     tower: Tower
     contexts: list[Context[Any]] = field(default_factory=list)
+    approver: Any = None
 
 
 Make = Callable[[Play], object]
@@ -338,6 +342,39 @@ def _no_copy(play: Play) -> object:
     return [Call("tool", {}, f"c{place}") for place in range(3)]
 
 
+def deciding(name: str, answer: Callable[[], object], allowed: Allowed = "content", **policy: Any) -> None:
+    """A source: an argument of a call that waits for a person, who answers so, or raises."""
+
+    @source(name, allowed)
+    def make(play: Play) -> object:
+        async def tool(value: Any) -> object:
+            await asyncio.sleep(1)
+            return value
+
+        async def approver(request: object) -> object:
+            await asyncio.sleep(0.5)
+            return answer()
+
+        play.approver = approver
+        play.tower.add_tool(tool, writes="thing:{value}", **{"requires_approval": True, **policy})
+        return [Call("tool", {"value": SECRET}, "c1"), Call("tool", json.dumps({"value": SECRET}), "c2")]
+
+
+deciding("approval: given", Approved)
+deciding("approval: with other arguments", lambda: Approved({"value": SECRET}))
+deciding("approval: with arguments that touch something else", lambda: Approved({"value": SECRET + "x"}))
+deciding("approval: with arguments that are wrong", lambda: Approved({SECRET: SECRET}))
+deciding("approval: nobody has decided", lambda: None)
+deciding("approval: denied", lambda: Denied(SECRET), "reason")
+deciding("approval: an answer that is none", lambda: {SECRET: SECRET})
+deciding("approval: an answer that tells", Told)
+deciding("approval: the approver raises", raising(lambda: ValueError(SECRET)))
+deciding("approval: the rule raises", Approved, requires_approval=lambda value: {}[value])
+deciding("approval: the rule answers something else", Approved, requires_approval=lambda value: value)
+deciding("approval: asked again, it raises", Approved, still_valid=lambda value: {}[value])
+deciding("approval: not valid any more", Approved, still_valid=lambda value: False)
+
+
 @source("exception: of inner tasks")
 def _inner_tasks(play: Play) -> object:
     async def fail() -> None:
@@ -520,7 +557,7 @@ def _lines(found: Iterator[object] | list[object]) -> str:
 
 def _own_content(seen: Seen) -> str:
     """Contents of the source's own results, less those that may hold it."""
-    free = {"nothing": (), "content": ("ok",), "words": ("ok", "error")}[seen.allowed]
+    free = {"nothing": (), "content": ("ok",), "words": ("ok", "error"), "reason": ("rejected",)}[seen.allowed]
     return _lines([result.content for result in seen.own if result.outcome not in free])
 
 
@@ -529,7 +566,7 @@ def _sent(seen: Seen) -> str:
     told = []
     for batch in seen.batches:
         for form in ("openai", "anthropic", "towerman"):
-            messages = batch.messages(form)
+            messages = batch.messages(form, pending="refuse")
             parts = messages[0]["content"] if form == "anthropic" else messages
             assert isinstance(parts, list)
             told += [json.dumps(part) for part, result in zip(parts, batch, strict=True) if result in seen.others]
@@ -551,7 +588,7 @@ SINKS: dict[str, Callable[[Seen], str]] = {
     "timeline": lambda seen: _lines([batch.timeline() for batch in seen.batches]),
     "spans": lambda seen: _lines([repr(batch.spans()) for batch in seen.batches]),
     "message of its own result": lambda seen: _lines(
-        [result.message for result in seen.own if seen.allowed != "words" or result.ok]
+        [result.message for result in seen.own if seen.allowed not in ("words", "reason") or result.ok]
     ),
     "content of its own result": _own_content,
     "waited_for": lambda seen: _lines([result.waited_for for result in (*seen.own, *seen.others)]),
@@ -635,7 +672,8 @@ async def perform(play: Play, seen: Seen, given: object, deny: str | None) -> No
     loop.set_debug(True)
     loop.slow_callback_duration = 0  # every callback is logged, with what asyncio shows of it
     looking = asyncio.ensure_future(look())
-    async with play.tower.run("first", deny=deny) as a, play.tower.run("second", deny=deny) as b:
+    people: dict[str, Any] = {"deny": deny, "approver": play.approver}
+    async with play.tower.run("first", **people) as a, play.tower.run("second", **people) as b:
         seen.runs = [a, b]
         by = [Call("bystander", {}, "by0")]
         async with asyncio.TaskGroup() as group:
