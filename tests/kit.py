@@ -266,12 +266,30 @@ async def retake(tower: Tower) -> None:
         await all_in.wait()
         return inside
 
-    tower.add_tool(probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9)
     tower.add_tool(
-        probe, name=f"probe-{number}-pools", independent=True, pools=whole or None, timeout=1e9, max_wait=1e9
+        probe,
+        name=f"probe-{number}",
+        independent=True,
+        read_only=True,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
+        max_repeats="any",
+    )
+    tower.add_tool(
+        probe,
+        name=f"probe-{number}-pools",
+        independent=True,
+        pools=whole or None,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
+        max_repeats="any",
     )
     closed = tower._closed
     tower._closed = False
+    if tower.options.budgets:
+        tower.configure(budgets=dict.fromkeys(tower.options.budgets))  # the probes are no part of what is counted
     try:
         async with tower.run(max_concurrency=limit) as run:
             most = tower.options.max_calls_per_batch
@@ -297,7 +315,7 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
         assert result.ran >= 0, told
         own = result.shared_with is None  # else it was the run of another call that answered it
         ran = result.started and not result.replayed  # else the journal answered it
-        assert result.attempts == int(ran and own), told
+        assert bool(result.attempts) == (ran and own), told
         assert own or (result.started and result.ran == 0 and result.shared_with != index), told
         assert (result.code is None) == result.ok, told
         assert result.code is None or result.code in CODES, told
@@ -311,12 +329,17 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
                 assert result.exception is None, told
             case "error":
                 kept = ("effect_unknown",) if result.replayed else ()
-                assert result.code in ("handler_error", "handler_cancelled", "encoding_error", *kept), told
+                failed = ("handler_error", "handler_cancelled", "encoding_error", "rate_limited", *kept)
+                assert result.code in failed, told
             case "rejected" | "skipped":
                 assert not result.started, told
             case "timed_out":
                 assert result.started, told
                 assert result.code in ("handler_timeout", "deadline_exceeded"), told
+            case "pending":
+                assert result.code in ("approval_missing", "held_behind", "deferred"), told
+                assert (result.handle is not None) >= (result.code == "deferred"), told
+                assert not result.started, told
             case "cancelled":
                 assert result.code in ("cancelled", "sibling_failed"), told
             case other:

@@ -4,9 +4,10 @@
 
 Theory. What goes wrong once in a hundred thousand calls, or leaks a few bytes with each, no test of a few thousand
 shows. So here are three threads, each with an event loop and runs of its own, that hand batches of random calls to one
-tower: coroutines, threads, writes of few resources, nested calls, calls that fail, hang until their time is over, share
-a run, wait for small pools. Batches are cancelled at random moments, by their run, by their caller, by a deadline. A
-fourth thread changes limits all the while.
+tower: coroutines, threads, writes of few resources, nested calls, calls that fail, are tried again, hang until their
+time is over, share a run, wait for small pools and for rates, are kept away by a breaker or by a service that asks for
+a pause. Batches are cancelled at random moments, by their run, by their caller, by a deadline. A fourth thread changes
+limits all the while.
 
 House rules. Everything is looked at as it comes: one result a call, in order, with a code that this call may have; no
 two writers of a resource inside at once; never more inside than the highest limit that was ever in force. In between
@@ -31,10 +32,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from towerman import BatchResult, Call, Context, Pool, ToolError, Tower
+from towerman import BatchResult, Breaker, Call, Context, Pool, Rate, RateLimited, Retry, ToolError, Tower
 
 LOOPS = 3
 KEYS = 7
+WINDOW = 60
+"""The most starts of `rated` in a tenth of a second that are ever allowed."""
+
 HIGHEST = {"process": 24, "small": 4, "wide": 8}
 """The highest limits that are ever in force."""
 
@@ -53,6 +57,10 @@ MAY: dict[str, set[str | None]] = {
     "impatient": {None, "concurrency_limit", "wait_timeout", "queue_full"},
     "shared": {None},
     "merged": {None},
+    "rated": {None},
+    "flaky": {None, "handler_error", "circuit_open"},
+    "repeated": {None},
+    "polite": {None, "rate_limited"},
     "nobody": {"unknown_tool"},
     "broken": {"invalid_arguments"},
 }
@@ -73,6 +81,10 @@ SHARES = {
     "impatient": 4,
     "shared": 6,
     "merged": 4,
+    "rated": 4,
+    "flaky": 3,
+    "repeated": 3,
+    "polite": 1,
     "nobody": 1,
     "broken": 1,
 }
@@ -107,6 +119,9 @@ class Figures:
     promotions: int = 0
     stalls: int = 0
     late_results: int = 0
+    rated: int = 0
+    retries: int = 0
+    opened: int = 0
     megabytes: list[float] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -119,6 +134,7 @@ class Figures:
             outcomes,
             f"{self.cancelled_batches:,} batches ended early; limits changed {self.changes:,} times",
             f"{self.shared:,} calls answered by the run of another one; {self.promotions:,} waiters promoted",
+            f"{self.rated:,} starts by rates, {self.retries:,} further attempts, breakers opened {self.opened:,} times",
             f"{self.orphans:,} orphans, {self.late_results:,} late results; all ended",
             f"memory after each tenth, in MB: {' '.join(f'{size:.0f}' for size in self.megabytes)}",
         ]
@@ -150,8 +166,14 @@ class Soak:
             max_calls_per_batch=1_000,
             max_wait=600,
             grace=0.01,
-            pools={"small": 4, "wide": Pool(6, reserve=1)},
+            pools={
+                "small": 4,
+                "wide": Pool(6, reserve=1),
+                "even": Pool(20, rate=Rate(400, per=0.1, burst=50)),
+                "tenants": Pool(20, rate="300/100ms", scope="tenant"),
+            },
         )
+        self.windows: list[float] = []
         self.declare()
 
     # ------------------------------------------------------------------ tools
@@ -284,6 +306,39 @@ class Soak:
                 await asyncio.sleep(0)
                 return len(values)
 
+        @tower.tool(independent=True, pools=["even", "tenants"], rate=Rate(WINDOW, per=0.1))
+        async def rated() -> None:
+            with on("rated"):
+                now = time.monotonic()
+                with self.lock:
+                    windows = self.windows
+                    windows.append(now)
+                    # A handler may be held up between its first line and this one, so there is some slack.
+                    if len(windows) > WINDOW and now - windows[-1 - WINDOW] < 0.06:
+                        self.faults.append(f"{WINDOW + 1} starts in {now - windows[-1 - WINDOW]:.3f} s")
+                    del windows[: -2 * WINDOW]
+
+        @tower.tool(independent=True, read_only=True, breaker=Breaker(failures=5, window=1.0, open_for=0.02, probes=2))
+        async def flaky(n: int) -> int:
+            with on("flaky"):
+                if n % 3 == 0:
+                    raise ConnectionError
+                return n
+
+        @tower.tool(independent=True, read_only=True, retry=Retry(4, initial_delay=0.001, max_delay=0.01))
+        async def repeated(ctx: Context) -> int:
+            with on("repeated"):
+                if ctx.attempt < 1 + hash(ctx.call_id) % 3:
+                    raise ConnectionError
+                return ctx.attempt
+
+        @tower.tool(independent=True, pools=["small"])
+        async def polite(n: int) -> int:
+            with on("polite", "small"):
+                if n == 0:
+                    raise RateLimited(0.005)
+                return n
+
     def nested(self, done: BatchResult, size: int) -> None:
         """What came of a batch that a handler made."""
         with self.lock:
@@ -303,7 +358,7 @@ class Soak:
         name = draw.choices(list(SHARES), list(SHARES.values()))[0]
         ident = f"c{draw.randrange(10**6)}"
         arguments: dict[str, Any] | str
-        if name in ("quick", "plain", "wide", "impatient"):
+        if name in ("quick", "plain", "wide", "impatient", "flaky", "polite"):
             arguments = {"n": draw.randrange(100)}
         elif name in ("read", "write", "agent", "sync_agent"):
             arguments = {"key": draw.randrange(KEYS)}
@@ -359,6 +414,8 @@ class Soak:
         for index, (call, result) in enumerate(zip(calls, done, strict=False)):
             name = "broken" if isinstance(call.arguments, str) else call.tool
             may = MAY[name] | (ENDED if early else set())
+            if early and name == "repeated":  # it comes to what its last attempt came to
+                may = {*may, "handler_error"}
             if result.index != index or result.call_id != call.id or result.code not in may:
                 self.fault(f"{result!r} for call {index} of {name}: {result.exception!r} {result.message}")
             if "S3CRET" in result.content or not result.content:
@@ -401,6 +458,8 @@ class Soak:
             tools={
                 "quick": {"max_concurrency": draw.randint(2, 20)},
                 "read": {"max_concurrency": draw.randint(1, 20)},
+                "rated": {"rate": Rate(draw.randint(WINDOW // 2, WINDOW), per=0.1)},
+                "flaky": {"breaker": Breaker(draw.randint(3, 6), 1.0, 0.02, draw.randint(1, 3))},
             },
         )
         self.figures.changes += 1
@@ -440,6 +499,9 @@ class Soak:
         figures.shared = seen.shared
         figures.promotions = seen.promotions
         figures.late_results = seen.late_results
+        figures.rated = sum(rate.started for rate in seen.rates.values())
+        figures.retries = seen.retries
+        figures.opened = sum(breaker.opened for breaker in seen.breakers.values())
         figures.stalls = sum(seen.stalls.values())
         figures.orphans = self.begun["deaf"]
         figures.peak_inside = max(pool.peak for pool in seen.pools.values())

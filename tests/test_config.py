@@ -22,12 +22,13 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from towerman import BatchResult, Call, PolicyError, Pool, Tower
+from towerman import BatchResult, Budget, Call, PolicyError, Pool, Tower
 from towerman.config import (
     FILE_VARIABLE,
     MAX_FILE_BYTES,
     MAX_TOLD,
     TOOL_KEYS,
+    TOWER_KEYS,
     Config,
     from_environment,
     laid_out,
@@ -41,16 +42,21 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
     Kind,
     Location,
     RateLimit,
+    Repeats,
     Seconds,
     Secret,
     Shares,
+    Spending,
+    Storage,
     Templates,
     ToolPolicy,
     Whole,
@@ -73,7 +79,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def from_names() -> list[str]:
     """The variables that give options."""
-    return [f"TOWERMAN_{key.upper()}" for key in TOWER]
+    return [f"TOWERMAN_{key.upper()}" for key in TOWER_KEYS]
 
 
 def refusal(source: Any, environ: Mapping[str, str] | None = None) -> str:
@@ -109,10 +115,11 @@ def test_the_tables_name_every_option_once() -> None:
     """One place for each option: every field of a policy stands in the table that checks it, reads it and describes
     it, and nothing else does.
     """
-    assert {*TOWER, "pools"} == set(TOWER_OPTIONS)
+    assert {*TOWER, "pools", "budgets"} == set(TOWER_OPTIONS)
     assert set(TOOL) == set(TOOL_OPTIONS) - {"name"} | {"preset"}
     assert set(POOL) == {field.name for field in dataclasses.fields(Pool)}
-    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "summarize"}
+    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "still_valid", "summarize"}
+    assert set(TOWER) - set(TOWER_KEYS) == {"count_tokens"}
     assert all(option.says and option.kind.allowed for table in (TOWER, POOL, TOOL) for option in table.values())
 
 
@@ -174,8 +181,8 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
     table = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))
     SCHEMA.validate(table)
     made = load(EXAMPLE, {})
-    assert set(made.options) == set(TOWER) - UNSET
-    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER) - UNSET}
+    assert set(made.options) == set(TOWER_KEYS) - UNSET
+    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER_KEYS) - UNSET}
     assert all(f"\n# {key} = " in EXAMPLE.read_text(encoding="utf-8") for key in UNSET)
     assert set(table["pools"]["crm"]) == set(POOL)
     tower = Tower(EXAMPLE)
@@ -186,7 +193,12 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_concurency": 3}, "config: max_concurency: no such key; did you mean 'max_concurrency'?"),
-    ({"zzz": 3}, "config: zzz: no such key; known: debug, grace, "),
+    ({"tools": {"x": {"requires_approval": 1}}}, "config: tools.x.requires_approval: true or false; got 1"),
+    (
+        {"tools": {"x": {"still_valid": "f"}}},
+        "config: tools.x.still_valid: a function, which a file cannot hold",
+    ),
+    ({"zzz": 3}, "config: zzz: no such key; known: approval_lifetime, budgets, debug, grace, "),
     ({"engine": {"url": "redis://"}}, "config: engine: no such key; known: "),
     ({"max_concurrency": 0}, "config: max_concurrency: a whole number, 1 or more; got 0"),
     ({"max_concurrency": 2.0}, "config: max_concurrency: a whole number, 1 or more; got 2.0"),
@@ -207,6 +219,27 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"pools": {"crm": {"permits": 1, "reserve": 1}}}, "config: pools.crm.reserve: below permits (1)"),
     ({"pools": {"run": 1}}, "config: pools.run: this name is taken by Towerman's own limit"),
     ({"pools": {"a b": 1}}, "config: pools: 1 to 128 letters, digits, '_', '-' or '.'; got 'a b'"),
+    ({"budgets": 3}, "config: budgets: tables such as [budgets.run], with calls or tokens; got 3"),
+    ({"budgets": {"run": 20}}, "config: budgets.run: a table such as {calls = 20, seconds = 60}; got 20"),
+    ({"budgets": {"runs": {"calls": 1}}}, "or 'tenant:NAME' (did you mean 'run'?); got 'runs'"),
+    ({"budgets": {"tenant:a b": {"calls": 1}}}, "config: budgets: the name of a tenant: 1 to 128 letters"),
+    ({"budgets": {"run": {}}}, "config: budgets.run: it limits nothing; give calls=, seconds=, tokens=, cost= or"),
+    ({"budgets": {"run": {"per": "day"}}}, "config: budgets.run: it limits nothing"),
+    ({"budgets": {"run": {"call": 1}}}, "config: budgets.run: no unit 'call'; did you mean 'calls'?"),
+    ({"budgets": {"run": {"calls": -1}}}, "config: budgets.run.calls: a number, 0 or more; got -1"),
+    ({"budgets": {"run": {"calls": True}}}, "config: budgets.run.calls: a number, 0 or more; got True"),
+    ({"budgets": {"run": {"calls": 1, "per": "year"}}}, "config: budgets.run.per: one of 'second', 'minute', 'hour',"),
+    ({"budgets": {"run": {"calls": 1, "per": 0}}}, "config: budgets.run.per: seconds, more than 0; got 0"),
+    ({"budgets": {"run": {"calls": 1, "partial": "no"}}}, "config: budgets.run.partial: True or False; got 'no'"),
+    ({"budgets": {"run": {"seconds": 0}}}, "config: budgets.run.seconds: seconds, more than 0; got 0"),
+    ({"budgets": {"tenant": {"seconds": 1}}}, "config: budgets.tenant: seconds count from the beginning of a run"),
+    ({"budgets": {"batch": {"calls": 1, "per": "day"}}}, "config: budgets.batch: per: a batch has its budget once"),
+    ({"max_repeats": 0}, 'config: max_repeats: a whole number, 1 or more, or "any"; got 0'),
+    ({"max_repeats": "all"}, "config: max_repeats: a whole number, 1 or more, or \"any\"; got 'all'"),
+    ({"tools": {"x": {"spends": -1}}}, "config: tools.x.spends: a number of calls, or units with their amounts"),
+    ({"tools": {"x": {"spends": {"cost": "1"}}}}, "config: tools.x.spends: cost: a number, 0 or more; got '1'"),
+    ({"tools": {"x": {"spends": {"seconds": 1}}}}, "config: tools.x.spends: seconds pass by themselves"),
+    ({"tools": {"x": {"max_repeats": 1.5}}}, "config: tools.x.max_repeats: a whole number, 1 or more, or"),
     ({"tools": []}, 'config: tools: tables such as [tools."crm_*"]; got list'),
     ({"tools": {"a b": {}}}, 'config: tools."a b": a tool\'s name or a pattern'),
     ({"tools": {'a"\\': {}}}, 'config: tools."a\\"\\\\": a tool\'s name or a pattern'),
@@ -231,12 +264,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"x": {"pools": 3}}}, "config: tools.x.pools: a list of pool names or a mapping of name to permits"),
     ({"tools": {"x": {"pools": ["a", 3]}}}, "mapping of name to permits; it holds 3"),
     ({"tools": {"x": {"pools": {"a": 0}}}}, "config: tools.x.pools.a: a whole number, 1 or more; got 0"),
-    ({"tools": {"x": {"preset": "write"}}}, "config: tools.x.preset: one of 'read', 'background'"),
+    ({"tools": {"x": {"preset": "writing"}}}, "config: tools.x.preset: one of 'read', 'write', 'background'"),
     ({"tools": {"x": {"description": 3}}}, "config: tools.x.description: text; got 3"),
     ({"tools": {"x": {"independent": True, "reads": "k"}}}, "config: tools.x: independent=True contradicts reads"),
 ]
-ONLY_HERE = ("max_concurrency: a whole number, 1 or more; got 2.0", "below permits", "contradicts")
-"""Mistakes that no JSON schema of ours tells: 2.0 is an integer there, and one key does not know of another."""
+ONLY_HERE = (
+    "max_concurrency: a whole number, 1 or more; got 2.0",
+    "below permits",
+    "contradicts",
+    "no unit 'call'",
+    "seconds count from",
+    "a batch has its budget once",
+)
+"""Mistakes that no JSON schema of ours tells: 2.0 is an integer there, one key does not know of another, and a unit may
+have any name.
+"""
 
 
 @pytest.mark.parametrize(("table", "told"), WRONG, ids=[told[:60] for _, told in WRONG])
@@ -438,13 +480,14 @@ def test_a_subclass_gives_arguments_too() -> None:
         Tower(None, 3)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("key", TOWER)
+@pytest.mark.parametrize("key", TOWER_KEYS)
 def test_every_scalar_option_has_a_variable(key: str) -> None:
     """API section 1: each option of a tower that is one value can be given by the environment, and a wrong one names
     the variable and what is allowed, not the value.
     """
     name, kind = f"TOWERMAN_{key.upper()}", TOWER[key].kind
-    right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True)}
+    right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True), Repeats: ("7", 7)}
+    right |= {Storage: ("./x", "./x")}
     text, value = right.get(type(kind), ("", None))
     if key in UNSET:
         assert from_environment({name: "any text"}) == {key: "any text"}
@@ -628,7 +671,7 @@ def test_presets_are_written_out_where_they_are_given() -> None:
     assert policy(Tower(table), "crm_x", preset="read").max_queued == 7
     assert policy(Tower(table), "bg_x").max_wait == 1
     assert policy(Tower(table), "bg_y", max_queued=2).max_queued == 2
-    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'background'"):
+    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'write', 'background'"):
         policy(Tower(table), preset=["read"])
 
 
@@ -666,8 +709,10 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.integers(least, least + 40)
         case Seconds(zero):
             return st.one_of(st.integers(0 if zero else 1, 99), st.floats(0.001, 1e6))
-        case Flag():
+        case Flag() | Condition():
             return st.booleans()
+        case Storage():
+            return st.sampled_from(["memory", "off"])
         case Word():
             return st.sampled_from(kind.words)
         case Templates():
@@ -684,10 +729,21 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             number, length = st.integers(1, 9), st.floats(0.001, 1e6)
             numbers = {"failures": number, "probes": number, "window": length, "open_for": length}
             return st.one_of(st.just(True), st.fixed_dictionaries({}, optional=numbers))
+        case Spending():
+            amounts = st.one_of(st.integers(0, 9), st.floats(0, 1e6))
+            units = st.sampled_from(["calls", "tokens", "cost", "mails"])
+            return st.one_of(amounts, st.dictionaries(units, amounts, max_size=3))
+        case Repeats():
+            return st.one_of(st.just("any"), st.integers(1, 9))
         case Shares():
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
         case Location():
             return st.just(":memory:")  # a path is found from the folder of its file
         case Secret():
@@ -706,10 +762,17 @@ pool_tables = st.builds(
     st.integers(1, 4),
     table_of(POOL, [key for key in POOL if key not in ("permits", "reserve")]),
 )
+budget_tables = st.fixed_dictionaries(
+    {"calls": st.integers(0, 9)}, optional={"seconds": st.floats(0.001, 1e6), "partial": st.booleans()}
+)
+money = st.fixed_dictionaries(
+    {"cost": st.floats(0, 1e6)}, optional={"per": st.sampled_from(["day", "month", 2.5]), "mails": st.integers(0, 9)}
+)
 tables = st.fixed_dictionaries(
     {
-        "options": table_of(TOWER, TOWER),
+        "options": table_of(TOWER, TOWER_KEYS),
         "pools": st.fixed_dictionaries({"p": st.integers(1, 4), "q": pool_tables}),
+        "budgets": st.fixed_dictionaries({}, optional={"run": budget_tables, "process": money, "tenant:a": money}),
         "tools": st.dictionaries(st.sampled_from(["one", "two"]), table_of(TOOL, TOOL_KEYS)),
     }
 )
@@ -748,10 +811,13 @@ def test_a_file_gives_the_same_tower_as_arguments(table: dict[str, Any], tmp_pat
     """API sections 1 and 6: whatever a valid file says, the tower and its tools are the same as from the same options
     by arguments; the file fits the schema, and what one refuses the other refuses.
     """
-    options, pools, tools = table["options"], table["pools"], table["tools"]
+    options, pools, tools, budgets = table["options"], table["pools"], table["tools"], table["budgets"]
     path = tmp_path_factory.getbasetemp() / "property.toml"
     path.write_text(
-        "".join(f"{key} = {toml(one)}\n" for key, one in {**options, "pools": pools, "tools": tools}.items())
+        "".join(
+            f"{key} = {toml(one)}\n"
+            for key, one in {**options, "pools": pools, "budgets": budgets, "tools": tools}.items()
+        )
     )
 
     def by_file() -> Tower:
@@ -762,7 +828,7 @@ def test_a_file_gives_the_same_tower_as_arguments(table: dict[str, Any], tmp_pat
 
     def by_arguments() -> Tower:
         made = {name: Pool(**one) if isinstance(one, dict) else one for name, one in pools.items()}
-        tower = Tower(**options, pools=made)
+        tower = Tower(**options, pools=made, budgets={name: Budget(**one) for name, one in budgets.items()})
         for name in ("one", "two"):
             tower.add_tool(one, name=name, **tools.get(name, {}))
         return tower
@@ -778,13 +844,17 @@ junk = st.recursive(
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
-        st.dictionaries(st.sampled_from([*TOOL, *POOL, "pools", "tools", "x", "crm_*", ""]), inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from([*TOOL, *POOL, "pools", "tools", "x", "crm_*", "", "run", "calls", "per"]),
+            inner,
+            max_size=4,
+        ),
     ),
     max_leaves=20,
 )
 
 
-@given(table=st.dictionaries(st.sampled_from([*TOWER, "pools", "tools", "x"]), junk, max_size=5))
+@given(table=st.dictionaries(st.sampled_from([*TOWER, "budgets", "pools", "tools", "x"]), junk, max_size=5))
 def test_rubbish_is_refused_in_words_and_what_is_taken_fits_the_schema(table: dict[str, Any]) -> None:
     """API section 6: whatever stands in a file, it is taken or refused by a PolicyError; what is taken fits the schema,
     so that an editor never marks what works.
@@ -803,8 +873,8 @@ def test_rubbish_is_refused_in_words_and_what_is_taken_fits_the_schema(table: di
 def test_the_schema_knows_every_key() -> None:
     """The schema is made of the tables: every key with its sentence, and the defaults that hold."""
     made: Any = json.loads(json.dumps(schema()))
-    assert set(made["properties"]) == {*TOWER, "pools", "tools"}
-    for key, option in TOWER.items():
+    assert set(made["properties"]) == {*TOWER_KEYS, "budgets", "pools", "tools"}
+    for key, option in TOWER_KEYS.items():
         assert made["properties"][key]["description"] == option.says
         assert made["properties"][key].get("default") == getattr(Tower().options, key)
         assert ("default" in made["properties"][key]) == (key not in UNSET)

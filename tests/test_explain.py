@@ -162,6 +162,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "permits": {"process": 1, "run": 1, "p": 1},
                 "shared_with": None,
                 "merged": False,
+                "approval": False,
             }
             for i in range(2)
         ],
@@ -183,6 +184,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
         ],
         "rates": [],
         "rate_seconds": 0.0,
+        "spends": {},
         "critical_path": [0, 1],
         "notice": None,
         "complete": True,

@@ -547,7 +547,7 @@ def test_r123_a_queue_that_several_take_from() -> None:
         assert first.claim is not None and low.claim is not None and mail.claim is not None
         assert journal.finish_deferred(first.claim, OK).result() is True
         assert journal.finish_deferred(first.claim, OK).result() is False
-        assert journal.give_back(low.claim, not_before=wall.now + 5).result() is True
+        assert journal.give_back(low.claim, wait=5).result() is True
         assert journal.claim_next().result() == []
         wall.now += 60
         assert [one.handle for one, _ in journal.claim_next(limit=9).result()] == ["later", "low"]
@@ -576,14 +576,23 @@ def test_s3_a_chain_runs_in_order() -> None:
 
 
 def test_a_queued_call_can_be_taken_back() -> None:
-    """What waits in the queue is cancelled; what a worker has is not."""
+    """What waits in the queue is cancelled; what a worker has is told to stop, and cannot begin any more."""
     with Journal(":memory:") as journal:
         journal.enqueue(deferred("a"), b"").result()
-        assert journal.cancel_deferred("a").result() is True
-        assert journal.cancel_deferred("a").result() is False
+        assert journal.cancel_deferred("a").result() == "cancelled"
+        assert journal.cancel_deferred("a").result() == "cancelled"
+        assert journal.cancel_deferred("no").result() is None
         journal.enqueue(deferred("b"), b"").result()
-        journal.claim_next().result()
-        assert journal.cancel_deferred("b").result() is False
+        [(b, _)] = journal.claim_next().result()
+        assert b.claim is not None
+        assert journal.claims([b.claim, b"?"]).result() == {b.claim: "held", b"?": "lost"}
+        assert journal.cancel_deferred("b").result() == "claimed"
+        assert journal.claims([b.claim]).result() == {b.claim: "stop"}
+        with pytest.raises(Unsettled, match="cancelled"):
+            journal.begin(intent(b"b", claim=b.claim)).result()
+        assert journal.give_back(b.claim).result() is True
+        found = journal.deferred("b").result()
+        assert found is not None and found[0].state == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -763,9 +772,7 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path, form: int, monkeypa
     every = file.migrations()
     monkeypatch.setattr(file, "migrations", lambda: every[:form])
     with Journal(path) as journal:
-        one = intent(b"k")
-        journal.begin(one).result()
-        journal.finish(one.token, OK).result()
+        journal.note(intent(b"k"), OK).result()
     assert rows(path, "PRAGMA user_version") == [(form,)]
     monkeypatch.undo()
     with Journal(path) as journal:

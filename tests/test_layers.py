@@ -22,11 +22,13 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls rates+breaker policy config arguments+access tools changes plan ledger watched lots waiting "
-    "deadlock turns gate bounds leftovers records trace timeline+sealing explain+check+report"
+    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes plan "
+    "ledger watched lots waiting deadlock turns gate bounds pages tokens leftovers records approvals trace "
+    "timeline+sealing explain+check+report"
 )
 ROWS = [
-    row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "core", "limits", "runner", "tower"]
+    row.split("+")
+    for row in [*PURE.split(), "threads+processes+follow+store", "work", "core", "limits", "runner", "tower"]
 ]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
 SIDES = {"adapters": ABOVE["timeline"], "journal": ABOVE["timeline"], "observers": ABOVE["timeline"]}
@@ -36,7 +38,7 @@ LAZY = {
     "runner": {"journal"},
     "tower": {"adapters", "journal"},
 }  # inside functions only, or for the type checker
-DOORS = {"__init__", "__main__", "cli", "desk", "testing"}
+DOORS = {"__init__", "__main__", "cli", "desk", "terminal", "testing"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.
 THIRD_PARTY = {"policy": {"pydantic"}, "arguments": {"griffe", "jsonschema_rs", "pydantic", "pydantic_core"}}
 

@@ -627,6 +627,43 @@ def test_a_tower_after_fork() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_budgets_after_fork() -> None:
+    """R-102, P-94: in the child of a fork what is spent is spent, what the parent's calls have set aside is not, and
+    both go on by themselves.
+    """
+    told = script("""
+        import os, threading, warnings
+        warnings.simplefilter("ignore")
+        from towerman import Budget, Call, Tower
+        tower = Tower(pools={"db": 1}, budgets={"process": Budget(calls=7)})
+        inside, go = threading.Event(), threading.Event()
+        @tower.tool(independent=True, pools=["db"])
+        def hold() -> str:
+            inside.set(); go.wait(30); return "done"
+        @tower.tool(independent=True)
+        async def quick() -> str:
+            return "quick"
+        run = tower.run(budget=Budget(seconds=60, tokens=5))
+        thread = threading.Thread(target=lambda: run.execute_sync([Call("hold", {})] * 3))
+        thread.start()
+        inside.wait(30)
+        child = os.fork()
+        if not child:
+            before = run.remaining
+            done = run.execute_sync([Call("quick", {})] * 9)
+            tower.validate()
+            print(before["calls"], before["tokens"], sum(one.ok for one in done), done.exhausted, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        go.set()
+        thread.join()
+        tower.validate()
+        print(run.remaining["calls"], tower.statistics().budgets["process"].reserved["calls"])
+    """)
+    assert told.splitlines() == ["6 5 6 True", "4 0"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_watched_tower_after_fork() -> None:
     """S13: in the child of a fork a tower in observe mode watches anew: its report speaks of the child alone."""
     told = script("""

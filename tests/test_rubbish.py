@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Call, InputError, PolicyError, Pool, ToolError, Tower
+from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower
 
 
 class Hostile:
@@ -127,9 +127,13 @@ TOOL_OPTIONS = [
     "only_call",
     "read_only",
     "idempotent",
+    "retry",
+    "on_refusal",
     "pools",
     "weight",
     "max_concurrency",
+    "spends",
+    "max_repeats",
     "timeout",
     "max_wait",
     "max_queued",
@@ -138,6 +142,7 @@ TOOL_OPTIONS = [
     "max_result_bytes",
     "encode",
     "summarize",
+    "protect",
     "share_identical",
     "merge",
     "run_in",
@@ -182,7 +187,7 @@ def test_options_of_a_pool(option: str, rubbish: Any) -> None:
 @each
 @pytest.mark.parametrize(
     "option",
-    ["run_id", "tenant", "deps", "priority", "deadline", "allow", "deny", "max_concurrency", "fail_fast"],
+    ["run_id", "tenant", "deps", "priority", "budget", "deadline", "allow", "deny", "max_concurrency", "fail_fast"],
 )
 def test_options_of_a_run(option: str, rubbish: Any) -> None:
     """R-51, R-52: each option of a run is checked, or the run works."""
@@ -233,6 +238,13 @@ def test_everything_else(rubbish: Any) -> None:
     tower.remove_observer(rubbish)
     taken(lambda: Tower().add_tool(rubbish), "tool")
     run = tower.run()
+    taken(lambda: run.charge(tokens=rubbish), "charge: tokens")
+    taken(lambda: Budget(calls=rubbish), "Budget")
+    taken(lambda: Budget(mails=rubbish), "Budget")
+    taken(lambda: Budget(calls=1, seconds=rubbish), "Budget.seconds")
+    taken(lambda: Budget(calls=1, per=rubbish), "Budget.per")
+    taken(lambda: Budget(calls=1, partial=rubbish), "Budget.partial")
+    taken(lambda: tower.configure(budgets=rubbish), "budgets")
     for option in ("reason", "call_id", "index"):
         taken(lambda option=option: run.cancel(**{option: rubbish}), option)  # type: ignore[misc]
     tower.close()
@@ -251,3 +263,33 @@ def test_g1_what_a_handler_tells(field: str, rubbish: Any) -> None:
     (result,) = one_batch(tower, [Call("fail", {})])
     assert result.code == "handler_error"
     assert result.applied in ("no", "yes", "unknown")
+
+
+@each
+@pytest.mark.parametrize("option", ["max_attempts", "initial_delay", "max_delay", "retry_on"])
+def test_options_of_a_retry(option: str, rubbish: Any) -> None:
+    """R-51: each option of a retry is checked, in code and as a table, or it is one that works."""
+    if taken(lambda: Retry(**{option: rubbish}), option):
+        assert "attempts" in str(Retry(**{option: rubbish}))
+    taken(lambda: Tower({"tools": {"x*": {"retry": {option: rubbish}}}}), "config")
+
+
+@each
+def test_g1_whatever_a_service_asks_for(rubbish: Any) -> None:
+    """G1, R-122: a RateLimited made of anything, and a foreign exception with a retry_after of anything, end in one
+    result; what is no length of time is not told as one.
+    """
+    tower = Tower()
+
+    class Foreign(ConnectionError):
+        retry_after = rubbish
+        applied = rubbish
+
+    @tower.tool(independent=True, read_only=True, retry=Retry(2, initial_delay=0, max_delay=0))
+    async def ask(which: int) -> None:
+        raise Foreign if which else RateLimited(rubbish)
+
+    limited, foreign = one_batch(tower, [Call("ask", {"which": 0}), Call("ask", {"which": 1})])
+    assert (limited.code, foreign.code) == ("rate_limited", "handler_error")
+    for result in (limited, foreign):
+        assert result.retry_after is None or 0 <= result.retry_after < 1e15

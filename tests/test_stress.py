@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from kit import Stage, VirtualLoop, retake, sound, whole_again
 
-from towerman import Call, Event, Pool, Result, Run, ToolError, Tower
+from towerman import Call, Event, Pool, Rate, Result, Run, ToolError, Tower
 
 CI_WORLDS = 400
 CHUNKS = 10
@@ -68,6 +68,7 @@ class Spec:
     only_call: bool = False
     late: bool = False
     sync: bool = False
+    rate: Rate | None = None
 
 
 @dataclass(eq=False)
@@ -118,6 +119,7 @@ class World:
     failures: list[str] = field(default_factory=list)
     late_tools: list[Callable[[], None]] = field(default_factory=list)
     orphans: int = 0
+    starts: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -143,6 +145,7 @@ class World:
                 scope=pick.choice(["process", "process", "run", "tenant"]),
                 reserve=pick.randint(0, permits - 1) if self.chance(0.3) else 0,
                 max_queued=None if self.patient or self.chance(0.7) else pick.randint(0, 5),
+                rate=self._rate() if self.chance(0.3) else None,
             )
         self.undeclared = pick.choice(["ordered", "ordered", "independent", "exclusive"])
         self.on_orphan = pick.choice(["hold", "hold", "release"])
@@ -164,6 +167,12 @@ class World:
             on_orphan=self.on_orphan,
             observers=[self.events.append] if self.chance(0.3) else [],
         )
+
+    def _rate(self) -> Rate:
+        """Any rate that lets a world end some day."""
+        pick = self.random
+        limit = pick.randint(1, 6)
+        return Rate(limit, pick.choice([0.1, 0.5, 2.0]), pick.choice([None, None, 1, 4]), 0)
 
     def _tool(self) -> None:
         pick = self.random
@@ -215,7 +224,9 @@ class World:
             only_call=self.chance(0.05),
             late=self.chance(0.2),
             sync=sync,
+            rate=self._rate() if self.chance(0.15) else None,
         )
+        options["rate"] = spec.rate
         options |= {"pools": pools or None, "weight": spec.weight, "max_concurrency": spec.limit}
         options["only_call"] = spec.only_call
         if kind in ("independent", "undeclared") and self.chance(0.3):
@@ -327,6 +338,7 @@ class World:
             self.must(not open_need, f"{told}: need {index} is open")
         self.working[job] = None
         self.limits(told)
+        self.rates(job, told)
 
     def leave(self, job: Job) -> None:
         """The handler's last line."""
@@ -362,6 +374,26 @@ class World:
                 most[key] = pool.permits
         for key, units in used.items():
             self.must(units <= most[key], f"{told}: {units} of {most[key]} {key}")
+
+    def rates(self, job: Job, told: str) -> None:
+        """No window holds more starts than it may, and no burst is larger (S7, R-91)."""
+        counted = [] if job.spec.rate is None else [(job.spec.name, job.spec.rate)]
+        for name, _ in job.spec.pools:
+            pool = self.pools[name]
+            whose = {"process": "", "run": f" of run {job.run}", "tenant": f" of {job.tenant}"}[pool.scope]
+            if pool.rate is not None:
+                counted.append((name + whose, pool.rate))
+        now = self.stage.clock.value
+        for key, rate in counted:
+            starts = self.starts.setdefault(key, [])
+            starts.append(now)
+            if rate.burst is None:
+                inside = sum(start > now - rate.per + 1e-6 for start in starts)
+                self.must(inside <= rate.limit, f"{told}: {inside} starts of {rate} of {key}")
+            for number, start in enumerate(reversed(starts), 1):
+                most = (rate.burst or rate.limit) + (now - start + 1e-6) * rate.limit / rate.per
+                # Whoever waits to begin on a thread begins a moment after it was let in.
+                self.must(rate.burst is None or number <= most + 1, f"{told}: {number} starts of {rate} of {key}")
 
     def before_jump(self) -> None:
         """Nothing can go on: what the tower says is held must be what is at work, and every granted call has
@@ -479,7 +511,7 @@ class World:
         told = f"seed {self.seed}"
         codes = {result.code for result in results}
         if self.patient:
-            assert not codes & {"wait_timeout", "queue_full", "concurrency_limit", "handler_timeout"}, (
+            assert not codes & {"wait_timeout", "queue_full", "concurrency_limit", "rate_limited", "handler_timeout"}, (
                 f"{told}: {codes}"
             )
         if allowed:
@@ -642,6 +674,8 @@ def live(seed: int) -> World:
         stage.run(retake(world.tower))
         left = [name for name in world.tower.statistics().pools if "run" in name]
         assert not left, f"seed {seed}: pools of closed runs are kept: {left}"
+        left = [name for name in world.tower.statistics().rates if "run" in name]
+        assert not left, f"seed {seed}: rates of closed runs are kept: {left}"
     except BaseException as failure:
         failure.add_note(
             f"seed {seed}; seen in handlers: {world.failures}; the story:\n" + "\n".join(stage.story[-200:])

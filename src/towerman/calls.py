@@ -274,11 +274,12 @@ class Result(_Slots):
         value: what the handler returned (this process only).
         exception: what the handler raised (this process only).
         started: the handler's first line was reached.
-        applied: whether the effect took place.
+        applied: whether the effect took place, in any of its attempts.
         retryable: whether trying again can help and can do no harm.
-        retry_after: seconds after which trying again can help, or None.
-        waited: seconds in the gate's queue.
-        ran: seconds from the start of the handler to the seal of this result.
+        retry_after: seconds after which trying again can help, as the service behind the tool says, or None.
+        waited: seconds in the gate's queue, of all attempts together.
+        ran: seconds from the start of the handler to the seal of this result; of a call that was tried again, seconds
+            at work, of all attempts together, the pauses between them left out.
         waited_for: what blocked it, first to last: pools, resource templates.
         attempts: how often the handler was started.
         still_running: the work goes on after this result was sealed, and holds what it held.
@@ -376,10 +377,11 @@ def make_result(
     return result  # type: ignore[return-value]
 
 
-def with_content(result: Result, content: str) -> Result:
-    """The same result with another content (a batch's total bound cuts after the fact)."""
+def with_content(result: Result, content: str, handle: str | None) -> Result:
+    """The same result with another content (a batch's total bound cuts after the fact), and where the whole is."""
     values = {name: getattr(result, name) for name in _Slots.__slots__}
     values["content"] = content
+    values["handle"] = handle
     return make_result(**values)
 
 

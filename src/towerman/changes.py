@@ -14,12 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, overload
 
+from towerman.budgets import Asks
 from towerman.errors import PolicyError
-from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, TowerPolicy, check_limits, shown
+from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, Retry, TowerPolicy, check_limits, shown
 from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
     "mode": "a tower keeps its mode for life; make another tower",
+    "results": "a tower keeps its store of results for life; make another tower",
     "journal": "a tower keeps its journal for life; make another tower",
     "secret": "a tower keeps its secret for life; make another tower",
 }
@@ -134,6 +136,12 @@ def tower_changes(before: TowerPolicy, after: TowerPolicy) -> list[Change]:
     for name, pool in after.pools.items():
         if name not in before.pools:
             found.append(Change(f"pools.{name}", None, _told(pool)))
+    for name in {**before.budgets, **after.budgets}:
+        had, has = before.budgets.get(name), after.budgets.get(name)
+        if had != has:
+            found.append(
+                Change(f"budgets.{name}", None if had is None else str(had), None if has is None else str(has))
+            )
     return found
 
 
@@ -179,8 +187,8 @@ def same(before: Tool, after: Tool) -> bool:
     return (
         before.policy == after.policy
         and before.kind == after.kind
-        and (before.timeout, before.max_wait, before.wait, before.max_result_bytes)
-        == (after.timeout, after.max_wait, after.wait, after.max_result_bytes)
+        and (before.timeout, before.max_wait, before.wait, before.max_result_bytes, before.max_repeats)
+        == (after.timeout, after.max_wait, after.wait, after.max_result_bytes, after.max_repeats)
     )
 
 
@@ -202,7 +210,7 @@ def _shown(value: object) -> str | None:
 
 
 def _part(value: object) -> str:
-    if isinstance(value, Rate | Breaker):
+    if isinstance(value, Rate | Breaker | Retry | Asks):
         return str(value)
     if isinstance(value, tuple) and len(value) == 2:
         return f"{shown(value[0])}: {value[1]}"

@@ -82,6 +82,15 @@ def wall_time() -> float:
     return time.time()
 
 
+def calendar(clock: Clock) -> float:
+    """Seconds from the zero of a clock to 1970 in UTC, looked up once: where in the calendar its instants are.
+
+    Args:
+        clock: a virtual one has its zero there.
+    """
+    return wall_time() - clock.now() if isinstance(clock, RealClock) else 0.0
+
+
 def instant_of(deadline: float | datetime, now: float, *, wall: datetime | None = None) -> float:
     """The monotonic instant of a deadline given as seconds from now or as an aware datetime.
 

@@ -27,35 +27,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import translate
 from types import MappingProxyType
-from typing import Final, cast
+from typing import Final, cast, get_args
 
+from towerman.budgets import MOST
 from towerman.errors import PolicyError
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     MOST_SECONDS,
     POOL,
     RESERVED_POOLS,
     TOOL,
     TOWER,
+    UNITS,
     VARIABLE,
+    Attempts,
     Breaker,
+    Budget,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
     Kind,
     Location,
     Option,
+    Per,
     Pool,
     Rate,
     RateLimit,
+    Repeats,
     Seconds,
     Secret,
     Shares,
+    Spending,
+    Storage,
     Templates,
     TowerPolicy,
     Whole,
     Word,
+    budgets_of,
     check_contradictions,
+    check_deferring,
     check_limits,
     check_reserve,
     nearest,
@@ -84,6 +96,9 @@ MAX_TOLD: Final = 10
 
 TOOL_KEYS: Final = tuple(key for key, option in TOOL.items() if not isinstance(option.kind, Function))
 """Options of tools that a file can give."""
+
+TOWER_KEYS: Final = {key: option for key, option in TOWER.items() if not isinstance(option.kind, Function)}
+"""Options of a tower that a file and the environment can give."""
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*?\[\]!]{1,256}")
@@ -184,12 +199,14 @@ class Config:
     Args:
         options: the tower's options by name.
         pools: its pools by name.
+        budgets: its budgets by whom they count for.
         tools: rules for tools, in the order of the file.
         path: the file, or None for a mapping.
     """
 
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     pools: Mapping[str, Pool] = field(default_factory=lambda: MappingProxyType({}))
+    budgets: Mapping[str, Budget] = field(default_factory=lambda: MappingProxyType({}))
     tools: tuple[Rule, ...] = ()
     path: str | None = field(default=None, compare=False)
 
@@ -290,18 +307,21 @@ class _Reader:
         options: dict[str, object] = {}
         pools: dict[str, Pool] = {}
         tools: list[Rule] = []
+        budgets: dict[str, Budget] = {}
         for key, value in table.items():
             if key == "pools":
                 pools = self._pools(value)
+            elif key == "budgets":
+                budgets = self._budgets(value)
             elif key == "tools":
                 tools = self._tools(value)
-            elif self._known(key, "", [*TOWER, "pools", "tools"], value):
+            elif self._known(key, "", [*TOWER_KEYS, "budgets", "pools", "tools"], value):
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
         if path is not None and isinstance(options.get("journal"), str):
             options["journal"] = _beside(path, cast("str", options["journal"]))
-        return Config(MappingProxyType(options), MappingProxyType(pools), tuple(tools), path)
+        return Config(MappingProxyType(options), MappingProxyType(pools), MappingProxyType(budgets), tuple(tools), path)
 
     def _told(self) -> str:
         if len(self._faults) == 1:
@@ -321,11 +341,11 @@ class _Reader:
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
             return False
-        option = TOOL.get(key) if path.startswith("tools.") else None
+        option = TOOL.get(key) if path.startswith("tools.") else TOWER.get(key) if not path else None
         if option is not None and isinstance(option.kind, Function):
             self._faults.append(
-                f"{path}{_part(key)}: a function, which a file cannot hold; give it where the tool is declared, or "
-                "with tower.policy"
+                f"{path}{_part(key)}: a function, which a file cannot hold; give it "
+                + ("where the tool is declared, or with tower.policy" if path else f"as an argument: Tower({key}=...)")
             )
             return False
         fault = f"{path}{_part(key)}: no such key{nearest(key, known)}"
@@ -361,7 +381,9 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
-        if isinstance(kind, Flag) and not isinstance(value, bool):
+        if isinstance(kind, Storage) and not isinstance(value, str):
+            raise PolicyError(f"{path}: {kind.allowed.partition(', or a')[0]}; got {shown(value)}")
+        if isinstance(kind, Flag | Condition) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
         return MappingProxyType(checked) if isinstance(checked, dict) else checked
@@ -422,6 +444,24 @@ class _Reader:
             pools[name] = Pool(**given)  # type: ignore[arg-type]  # every value was checked above
         return pools
 
+    def _budgets(self, value: object) -> dict[str, Budget]:
+        budgets: dict[str, Budget] = {}
+        for key, one in self._tables("budgets", value, "tables such as [budgets.run], with calls or tokens").items():
+            try:
+                if not isinstance(one, Mapping):
+                    told = _part(key) if isinstance(key, str) else type(key).__name__[:80]
+                    raise PolicyError(f"budgets.{told}: a table such as {{calls = 20, seconds = 60}}; got {shown(one)}")
+                filled = {
+                    inner: self._filled(f"budgets.{key}.{inner}", inside) if isinstance(inside, str) else inside
+                    for inner, inside in one.items()
+                }
+                for name, budget in budgets_of({key: filled}).items():
+                    if budget is not None:
+                        budgets[name] = budget
+            except PolicyError as wrong:
+                self._faults.append(str(wrong))
+        return budgets
+
     def _tools(self, value: object) -> list[Rule]:
         rules: list[Rule] = []
         for key, one in self._tables("tools", value, 'tables such as [tools."crm_*"]').items():
@@ -471,7 +511,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     Raises:
         PolicyError: naming the variable and what is allowed, without its value.
     """
-    names = {PREFIX + key.upper(): key for key in TOWER}
+    names = {PREFIX + key.upper(): key for key in TOWER_KEYS}
     given: dict[str, object] = {}
     for name in [name for name in environ if name.startswith(PREFIX)]:
         text = environ[name].strip()
@@ -503,6 +543,8 @@ def _read(name: str, kind: Kind, text: str) -> object:
             value = float(text)
         except ValueError:
             pass  # the check says what is allowed
+    elif isinstance(kind, Repeats) and _NUMBER.fullmatch(text):
+        value = int(text)
     elif isinstance(kind, Flag):
         value = _FLAGS.get(text.lower(), value)
     try:
@@ -522,7 +564,8 @@ def settled(
 
     Args:
         source: a file, a mapping, or one that was read before; None: the file that `TOWERMAN_CONFIG` names, if any.
-        given: the arguments that were given. Pools are one by one: an argument wins over the file's pool of its name.
+        given: the arguments that were given. Pools and budgets are one by one: an argument wins over the file's of its
+            name, and a budget of None takes that away.
         environ: the environment; default: that of the process.
 
     Raises:
@@ -534,7 +577,12 @@ def settled(
         source = environ.get(FILE_VARIABLE) or Config()
     config = source if isinstance(source, Config) else load(source, environ)
     pools = {**config.pools, **pools_of(given.get("pools"))}
-    return config, {**config.options, **options, **given, "pools": pools}
+    budgets = {
+        name: budget
+        for name, budget in {**config.budgets, **budgets_of(given.get("budgets"))}.items()
+        if budget is not None
+    }
+    return config, {**config.options, **options, **given, "pools": pools, "budgets": budgets}
 
 
 def check_rules(rules: Sequence[Rule], tower: TowerPolicy) -> None:
@@ -545,6 +593,8 @@ def check_rules(rules: Sequence[Rule], tower: TowerPolicy) -> None:
     """
     for one in rules:
         check_limits(one.origin, one.options, tower.pools, tower.max_concurrency)
+        if one.options.get("when_busy") == "defer":
+            check_deferring(f"{one.origin}: when_busy='defer': ", tower.journal)
 
 
 # -------------------------------------------------------------------------------------------- the schema
@@ -563,14 +613,20 @@ def schema() -> dict[str, object]:
             ]
         },
     }
+    budgets = {
+        "type": "object",
+        "description": "How much may be spent, by whom it counts for.",
+        "propertyNames": {"pattern": r"^(batch|run|tenant|process|tenant:[A-Za-z0-9_.\-]{1,128})$"},
+        "additionalProperties": _budget_schema(),
+    }
     tools = {
         "type": "object",
         "description": "Options of tools, by name or by pattern; the most specific wins.",
         "propertyNames": {"pattern": r"^[A-Za-z0-9_.\-*?\[\]!]{1,256}$"},
         "additionalProperties": _object(TOOL, TOOL_KEYS, None),
     }
-    top = _object(TOWER, TOWER, TowerPolicy)
-    properties = {**cast("dict[str, object]", top["properties"]), "pools": pools, "tools": tools}
+    top = _object(TOWER, TOWER_KEYS, TowerPolicy)
+    properties = {**cast("dict[str, object]", top["properties"]), "pools": pools, "budgets": budgets, "tools": tools}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "towerman.toml",
@@ -605,6 +661,25 @@ def _of_fields(made: type[Rate] | type[Breaker]) -> dict[str, object]:
     return {"type": "object", "additionalProperties": False, "properties": properties, "required": required}
 
 
+_AMOUNT: Final[Mapping[str, object]] = {"type": "number", "minimum": 0, "maximum": MOST}
+
+
+def _budget_schema() -> dict[str, object]:
+    length = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
+    return {
+        "type": "object",
+        "properties": {
+            **dict.fromkeys(UNITS, _AMOUNT),
+            "seconds": {**length, "description": "Wall time since the run began; only for a run."},
+            "per": {"anyOf": [{"enum": list(get_args(Per))}, length], "description": "The window in which it renews."},
+            "partial": {"type": "boolean", "default": True, "description": "A batch may be run in part."},
+        },
+        "propertyNames": {"pattern": r"^[A-Za-z0-9_.\-]{1,128}$"},
+        "additionalProperties": _AMOUNT,
+        "not": {"propertyNames": {"enum": ["per", "partial"]}},
+    }
+
+
 def _of_kind(kind: Kind) -> dict[str, object]:
     several = {"type": "array", "items": {"type": "string"}}
     match kind:
@@ -612,7 +687,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             return {"type": "integer", "minimum": least}
         case Seconds(zero):
             return {"type": "number", "minimum" if zero else "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
-        case Flag():
+        case Flag() | Condition():
             return {"type": "boolean"}
         case Word():
             return {"anyOf": [{"enum": list(kind.words)}, {"type": "string", "pattern": r"\$\{"}]}
@@ -622,11 +697,28 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case RateLimit():
             text = {"type": "string", "pattern": r"^\s*\d+\s*/\s*\d*\s*[A-Za-z]+\s*$|\$\{"}
             return {"anyOf": [text, _of_fields(Rate)]}
+        case Spending():
+            units = {"type": "object", "additionalProperties": _AMOUNT, "not": {"required": ["seconds"]}}
+            return {"anyOf": [_AMOUNT, units]}
+        case Repeats():
+            text = {"type": "string", "pattern": r"^any$|\$\{"}
+            return {"anyOf": [{"type": "integer", "minimum": 1}, text]}
         case CircuitBreaker():
             return {"anyOf": [{"const": True}, _of_fields(Breaker)]}
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Storage():
+            return {"anyOf": [{"enum": list(KINDS_OF_STORAGE)}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
         case Location() | Secret():
             return {"type": "string", "pattern": r"\S"}
         case _:

@@ -103,5 +103,5 @@ class RateLimited(Exception):
     """
 
     def __init__(self, retry_after: float | str | timedelta | None = None) -> None:
-        super().__init__(retry_after)
+        super().__init__()  # what a service sent is in no text of it
         self.retry_after = retry_after

@@ -22,7 +22,21 @@ from typing import Final, TypeVar
 from towerman.breaker import Verdict
 from towerman.errors import Code
 from towerman.ledger import Fuse, Ledger, Loan, Meter, Pool, Wants
-from towerman.lots import DONE, GRANTED, NEVER, PARKED, REJECTED, Backlog, Entry, Flow, Lot, Offer, Row, Source
+from towerman.lots import (
+    DEADLINE,
+    DONE,
+    GRANTED,
+    NEVER,
+    PARKED,
+    REJECTED,
+    Backlog,
+    Entry,
+    Flow,
+    Lot,
+    Offer,
+    Row,
+    Source,
+)
 from towerman.rates import Numbers, micros
 from towerman.turns import Turns
 
@@ -56,10 +70,14 @@ class Gate(Turns[OwnerT]):
 
     # ------------------------------------------------------------------ runs
 
-    def open_flow(self, number: int, window: int, limit: float = NEVER) -> Flow[OwnerT]:
-        """A run begins: `window` calls of it may run at once, none may start at or after `limit`."""
+    def open_flow(
+        self, number: int, window: int, limit: float = NEVER, over: tuple[Code, str] = DEADLINE
+    ) -> Flow[OwnerT]:
+        """A run begins: `window` calls of it may run at once, none may start at or after `limit`: then `over`
+        is told.
+        """
         assert number not in self._flows, f"run {number} is open"
-        flow: Flow[OwnerT] = Flow(number, window, limit, self._served)
+        flow: Flow[OwnerT] = Flow(number, window, limit, self._served, over)
         self._flows[number] = flow
         return flow
 
@@ -74,8 +92,11 @@ class Gate(Turns[OwnerT]):
 
     def _at(self, now: float) -> None:
         """An event comes at this instant: rates whose time has come are looked at in it."""
-        self.ledger.at(now)
-        due = self._deadlines.rates_due(now)
+        by = self.ledger.at(now)
+        if by:
+            self._deadlines.shift_alarms(by)
+            self.wake_at = min(self.wake_at, self._deadlines.first())
+        due = self._deadlines.rates_due(self.ledger.instant)
         self._changed += [meter for meter in due if meter.lot is not None]
 
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
@@ -233,8 +254,7 @@ class Gate(Turns[OwnerT]):
         marks = self._marks.get(entry)
         if marks is None or marks.begun:
             return False
-        self.ledger.at(now)
-        self.ledger.begun(marks)
+        self.ledger.begun(marks, now)
         before = self.wake_at
         for meter, _ in marks.meters:
             if meter.lot is not None:  # it may have waited to know when this one begins
@@ -346,7 +366,7 @@ class Gate(Turns[OwnerT]):
         while True:
             for flow in deadlines.over(now):
                 for entry in flow.parked:
-                    self._reject(entry, "deadline_exceeded", now)
+                    self._reject(entry, flow.over[0], now)
                 self._refills += [(flow, line, now) for line in flow.lines.values()]
             for entry in deadlines.due(now):
                 self._look_at(entry, now)

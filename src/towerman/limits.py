@@ -1,4 +1,4 @@
-"""The pools, rates and breakers that a tower's options come to: made, changed while calls run, dropped.
+"""The pools, rates, breakers and budgets that a tower's options come to: made, changed while calls run, dropped.
 
 Theory. Each concurrency limit that is declared is a pool in the ledger: one for the process, one for each run, one for
 a tool that has a limit of its own, and for each named pool as many as its scope asks for. A rate and a breaker stand
@@ -7,6 +7,9 @@ run has ended would come back with its rate whole. When options change, limits
 change where they are: what is held stays held, and the gate looks at everybody who waits (R-64). A limit that a tool
 did not have before counts at once also those of its calls that are at work. A limit that is gone holds nobody back,
 and its pool is forgotten with the last call that has some of it.
+
+A budget of the process or of a tenant is an account that stays, with what was spent of it, when the last run has ended,
+until it renews. That of a run is made when the run is opened and holds for it as it is; so does that of a batch.
 
 House rules. Whoever calls this holds the lock of the core. What comes in was checked before: nothing here can fail
 half-way.
@@ -20,20 +23,21 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from towerman.breaker import Circuit
+from towerman.budgets import Account
 from towerman.core import Core, Made, pool_key
 from towerman.ledger import Fuse, Meter, Pool, Wants
-from towerman.rates import Numbers, make
+from towerman.rates import NEVER, Numbers, make, micros
 from towerman.work import Owner, RunState, Slot, Want
 
 if TYPE_CHECKING:
     from towerman.gate import Flow, Lot
-    from towerman.policy import Breaker, Rate, TowerPolicy
+    from towerman.policy import Breaker, Budget, Rate, TowerPolicy
     from towerman.policy import Pool as PoolPolicy
     from towerman.tools import Tool
 
 
 SWEPT: Final = 16
-"""Rates and breakers out of use that are looked at each time."""
+"""Rates, breakers and accounts out of use that are looked at each time."""
 
 
 def _timed(pool: PoolPolicy) -> tuple[bool, bool]:
@@ -48,7 +52,7 @@ class Limits:
         core: whose ledger they are in; its policy says how large they are.
     """
 
-    __slots__ = ("_changes", "_core", "_fuses", "_paces", "_retired", "_stale", "_stale_timed")
+    __slots__ = ("_changes", "_core", "_fuses", "_idle", "_paces", "_retired", "_stale", "_stale_timed")
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -57,6 +61,7 @@ class Limits:
         self._changes: list[tuple[Pool[Lot[Owner]], int, int, bool]] = []
         self._paces: list[tuple[Meter[Lot[Owner]], Numbers | None, bool]] = []
         self._fuses: list[tuple[Fuse, tuple[int, int, int, int]]] = []
+        self._idle: dict[str, None] = {}  # accounts of tenants without a run, in a ring
         self._stale_timed: dict[str, None] = {}  # of rates and breakers that nobody can use any more, in a ring
 
     def _set_timed(
@@ -123,6 +128,56 @@ class Limits:
         """Those that count for the process."""
         self._set("process", "pool process", self._core.policy.max_concurrency)
         self._set_named("process", None)
+        core = self._core
+        core.purse.at(micros(core.now()))
+        core.budgeted = core.budgeted or bool(core.policy.budgets)
+        core.sparing = core.sparing or core.budgeted
+        self._set_account("process", "process", core.policy.budgets.get("process"))
+
+    def _set_account(self, key: str, scope: str, budget: Budget | None) -> tuple[Account, ...]:
+        """The account of that key has this budget: it is made, changed or dropped. Returns it, if there is one."""
+        book = self._core.purse
+        known = book.accounts.get(key)
+        if budget is None:
+            book.drop(key)
+            return ()
+        if known is None:
+            made = Account(key, scope, budget.limits, per=budget.window, partial=budget.partial)
+            return (book.open(made),)
+        book.change(known, budget.limits, per=budget.window, partial=budget.partial)
+        return (known,)
+
+    def _tenants(self, tenant: str | None) -> Budget | None:
+        """The budget of a tenant: its own, or the one that each has."""
+        budgets = self._core.policy.budgets
+        return budgets.get(f"tenant:{tenant}") or budgets.get("tenant")
+
+    def _set_accounts(self, state: RunState) -> None:
+        """The accounts in which a run counts."""
+        book = self._core.purse
+        own = book.accounts.get(f"run:{state.number}")
+        key = f"tenant:{state.tenant or ''}"
+        self._idle.pop(key, None)
+        tenants = self._set_account(key, "tenant", self._tenants(state.tenant))
+        process = book.accounts.get("process")
+        state.accounts = (*(() if own is None else (own,)), *tenants, *(() if process is None else (process,)))
+
+    def _open_account(self, state: RunState, budget: Budget) -> None:
+        """A run begins that has a budget of its own."""
+        core = self._core
+        core.budgeted = core.sparing = True
+        lasts = budget.seconds
+        self._core.purse.open(
+            Account(
+                f"run:{state.number}",
+                "run",
+                budget.limits,
+                per=budget.window,
+                partial=budget.partial,
+                until=NEVER if lasts is None else micros(core.now() + lasts),
+                lasts=micros(lasts or 0.0),
+            )
+        )
 
     def add_tool(self, tool: Tool) -> None:
         """A tool's own limit, if it has one."""
@@ -154,10 +209,18 @@ class Limits:
         self._set(f"run:{state.number}", "pool run", state.flow.window, scope="run")
         self._set_named("run", state)
         self._set_named("tenant", state)
+        core = self._core
+        budget = state.budget or core.policy.budgets.get("run")
+        if core.budgeted or budget is not None:
+            core.purse.at(micros(core.now()))
+            if budget is not None:
+                self._open_account(state, budget)
+            self._set_accounts(state)
 
     def drop_run(self, state: RunState, left: Iterable[RunState]) -> None:
         """A run was closed: its pools go once nobody holds or wants them, those of its tenant with its last run."""
         self._stale.add(f"run:{state.number}")
+        self._core.purse.drop(f"run:{state.number}")
         tenants = {other.tenant for other in left}
         for name, pool in self._core.policy.pools.items():
             if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
@@ -167,6 +230,9 @@ class Limits:
                     self._stale_timed[f"rate:{key}"] = None
                 if pool.breaker is not None:
                     self._stale_timed[f"breaker:{key}"] = None
+        key = f"tenant:{state.tenant or ''}"
+        if state.tenant not in tenants and key in self._core.purse.accounts:
+            self._idle[key] = None
         self.sweep()
 
     def sweep(self) -> None:
@@ -177,9 +243,19 @@ class Limits:
         for _ in range(min(SWEPT, len(self._stale_timed))):  # some at a time: those of tenants may remember for a day
             key = next(iter(self._stale_timed))
             del self._stale_timed[key]
-            gone = ledger.drop_meter(key) if key.startswith("rate:") else ledger.drop_fuse(key)
+            for_good = "@run:" in key  # that run is over
+            drop = ledger.drop_meter if key.startswith("rate:") else ledger.drop_fuse
+            gone = drop(key, for_good=for_good)
             if not gone:
                 self._stale_timed[key] = None
+        book = self._core.purse
+        if self._idle:
+            book.at(micros(self._core.now()))
+        for _ in range(min(SWEPT, len(self._idle))):
+            key = next(iter(self._idle))
+            del self._idle[key]
+            if not book.drop(key, unused=True):
+                self._idle[key] = None
 
     def forget(self) -> None:
         """In another process: nothing of it is here."""
@@ -225,6 +301,11 @@ class Limits:
                 self._set(f"run:{state.number}", "pool run", policy.run_concurrency, scope="run")
             self._set_named("run", state)
             self._set_named("tenant", state)
+        for key, account in list(core.purse.accounts.items()):
+            if account.scope == "tenant":
+                self._set_account(key, "tenant", self._tenants(key.partition(":")[2] or None))
+        for state in runs if core.budgeted else ():
+            self._set_accounts(state)
         for tool in tools:
             self.add_tool(tool)
             if tool.policy.max_concurrency is None:

@@ -26,6 +26,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from towerman.calls import Rejection
+from towerman.errors import Code
 from towerman.ledger import Loan, Meter, Node, Pool, State, Wants
 from towerman.rates import MICRO
 from towerman.rates import NEVER as RATE_NEVER
@@ -45,6 +46,9 @@ SLACK: Final = 64
 
 NEAR: Final = 32
 """How many calls of a row become offers at a time."""
+
+DEADLINE: Final[tuple[Code, str]] = ("deadline_exceeded", "run deadline")
+"""What is told of a run of which nothing may start any more, unless something else is."""
 
 Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
 """What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node, (1,
@@ -270,6 +274,7 @@ class Flow(Generic[OwnerT]):
         number: the run's number.
         window: how many of its calls may run at once.
         limit: the instant after which none of its calls may start.
+        over: the code with which they are refused then, and what has passed, as people are shown it.
         tag: the start tag of its next entry, if what is being served has not gone past it.
         running: granted entries whose results are not sealed.
         lines: what waits of it, by bay.
@@ -278,12 +283,13 @@ class Flow(Generic[OwnerT]):
         closed: it will offer nothing more.
     """
 
-    __slots__ = ("closed", "limit", "lines", "number", "parked_total", "running", "tag", "timed", "window")
+    __slots__ = ("closed", "limit", "lines", "number", "over", "parked_total", "running", "tag", "timed", "window")
 
-    def __init__(self, number: int, window: int, limit: float, tag: float) -> None:
+    def __init__(self, number: int, window: int, limit: float, tag: float, over: tuple[Code, str] = DEADLINE) -> None:
         self.number = number
         self.window = window
         self.limit = limit
+        self.over = over
         self.tag = tag
         self.running: dict[Entry[OwnerT], None] = {}
         self.lines: dict[Bay[OwnerT], Line[OwnerT]] = {}
@@ -396,7 +402,7 @@ class Deadlines(Generic[OwnerT]):
     __slots__ = ("_alarms", "_lanes", "_limits", "_number", "_odd", "records")
 
     def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, Meter[Lot[OwnerT]]]] = []
+        self._alarms: list[tuple[int, int, Meter[Lot[OwnerT]]]] = []
         self._lanes: dict[float, deque[Entry[OwnerT]]] = {}
         self._odd: list[tuple[float, int, Entry[OwnerT]]] = []
         self._limits: list[tuple[float, int, Flow[OwnerT]]] = []
@@ -469,21 +475,27 @@ class Deadlines(Generic[OwnerT]):
         if lot is None or not lot.count:
             return NEVER
         free = min(meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count)
-        instant = free / MICRO if free < RATE_NEVER else NEVER
-        if instant < meter.alarm:
-            meter.alarm = instant
+        if free < meter.alarm:
+            meter.alarm = free
             self._number += 1
-            heappush(self._alarms, (instant, self._number, meter))
-        return instant
+            heappush(self._alarms, (free, self._number, meter))
+        return free / MICRO if free < RATE_NEVER else NEVER
 
-    def rates_due(self, now: float) -> list[Meter[Lot[OwnerT]]]:
-        """Take out the rates that are to be looked at."""
+    def shift_alarms(self, by: int) -> None:
+        """The clock was set by so many microseconds."""
+        live = [(instant, number, meter) for instant, number, meter in self._alarms if instant == meter.alarm]
+        self._alarms = [(instant + by, number, meter) for instant, number, meter in live]
+        for instant, _, meter in self._alarms:
+            meter.alarm = instant
+
+    def rates_due(self, now: int) -> list[Meter[Lot[OwnerT]]]:
+        """Take out the rates that are to be looked at by this instant, in microseconds."""
         found: list[Meter[Lot[OwnerT]]] = []
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             instant, _, meter = heappop(alarms)
             if instant == meter.alarm:
-                meter.alarm = NEVER
+                meter.alarm = RATE_NEVER
                 found.append(meter)
         return found
 
@@ -495,7 +507,7 @@ class Deadlines(Generic[OwnerT]):
         if self._limits:
             firsts.append(self._limits[0][0])
         if self._alarms:
-            firsts.append(self._alarms[0][0])
+            firsts.append(self._alarms[0][0] / MICRO)
         return min(firsts, default=NEVER)
 
     def clear(self) -> None:

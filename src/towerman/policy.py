@@ -22,8 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol, cast, get_args
+from types import MappingProxyType
+from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
+from towerman.budgets import CALLS, SECONDS, Asks, millionths, number
 from towerman.calls import Result
 from towerman.errors import PolicyError
 from towerman.rates import Numbers, micros
@@ -37,18 +39,19 @@ Merge = Callable[[list[dict[str, object]]], Mapping[str, object]]
 Scope = Literal["process", "run", "tenant"]
 """Whom a pool counts for."""
 
-WhenBusy = Literal["wait", "reject"]
-"""What a call does when it cannot start at once."""
+WhenBusy = Literal["wait", "reject", "defer"]
+"""What a call does when it cannot start at once: wait for a while, be refused, go into the durable queue."""
 
 Undeclared = Literal["ordered", "exclusive", "independent"]
 """What a tool that declares no access is."""
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnRefusal = Literal["tell", "end_turn"]
 OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
-Preset = Literal["read", "background"]
+Preset = Literal["read", "write", "background"]
 
 MIN_RESULT_BYTES: Final = 64
 """Smallest bound of a result: room for the note that says what was cut."""
@@ -57,13 +60,21 @@ RESERVED_POOLS: Final = frozenset({"process", "run"})
 """Pool names that Towerman uses for its own limits."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_SEPARATOR: Final = re.compile(r"[/\\]")
+_OF_A_STORE: Final = ("put", "read", "drop")
+
+KINDS_OF_STORAGE: Final = ("auto", "memory", "journal", "off")
+"""Where results are kept that are too large, apart from folders and stores of one's own."""
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
+    "write": {"when_busy": "wait", "max_wait": 30.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
-"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
-bounded queue (R-71). What is given beside a preset wins over it."""
+"""The waiting policies by name: short repeatable reads wait with a deadline (R-69); what changes something waits as
+long as its approval holds, and is refused at the instant at which that is over (R-70: true of every call that needs
+approval; the preset keeps it from being refused before only since somebody else is at work); work of low priority
+stands in a bounded queue (R-71). What is given beside a preset wins over it."""
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -131,6 +142,11 @@ def seconds(where: str, value: object, *, zero: bool = False) -> float:
     if value < 0 or (value == 0 and not zero):
         raise _say(where, value, Seconds(zero).allowed)
     return float(value)
+
+
+def _seconds(where: str, value: object) -> float:
+    """The same, where an argument has taken its name."""
+    return seconds(where, value)
 
 
 def flag(where: str, value: object) -> bool:
@@ -338,6 +354,28 @@ class Shares:
         raise _say(where, value, self.allowed)
 
 
+class Storage:
+    """Where large results are kept."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        "'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results', or a "
+        "ResultStore"
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """As it is."""
+        if isinstance(value, str) and (value in KINDS_OF_STORAGE or (_SEPARATOR.search(value) and "\0" not in value)):
+            return value
+        if isinstance(value, os.PathLike):
+            path = os.fspath(value)
+            if isinstance(path, str) and path and "\0" not in path:
+                return value
+        elif not isinstance(value, str | type) and all(callable(getattr(value, name, None)) for name in _OF_A_STORE):
+            return value
+        raise _say(where, value, self.allowed)
+
+
 class RateLimit:
     """How many starts in how long."""
 
@@ -362,11 +400,131 @@ class CircuitBreaker:
         return breaker_of(where, value)
 
 
+class Condition:
+    """Yes, no, or a function of the arguments that says so."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, False, or a plain function of the arguments that returns one of them"
+
+    def check(self, where: str, value: object) -> object:
+        """As it is; the function is looked at where it is compiled, against the arguments of the tool (tools)."""
+        if not isinstance(value, bool) and not callable(value):
+            raise _say(where, value, self.allowed)
+        return value
+
+
+class Spending:
+    """What a call takes of budgets. A function of the arguments is bound to them where the tool is compiled."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "a number of calls, or units with their amounts such as {tokens = 500, cost = 0.02}"
+
+    def check(self, where: str, value: object) -> object:
+        """`Asks`, or the function."""
+        return value if isinstance(value, Asks) or callable(value) else asks_of(where, value)
+
+
+class Repeats:
+    """How often the same."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = 'a whole number, 1 or more, or "any"'
+
+    def check(self, where: str, value: object) -> object:
+        """A whole number, or the word."""
+        if isinstance(value, str) and value == "any":
+            return "any"
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return value
+
+
+class Attempts:
+    """How often a call is tried. Whether its tool may be repeated is checked beside its other options."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"
+
+    def check(self, where: str, value: object) -> object:
+        """A Retry; a file says it as a table."""
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            only_known(where, value, _RETRY)
+            if "retry_on" in value:
+                raise PolicyError(f"{where}.retry_on: exception classes, which only code can name: Retry(retry_on=...)")
+            try:
+                return Retry(**value)
+            except PolicyError as wrong:
+                raise PolicyError(str(wrong).replace("Retry.", f"{where}.", 1)) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return Retry(value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
     kind: Kind
     says: str
+
+
+# -------------------------------------------------------------------------------------------- retries
+
+
+TRANSIENT: Final[tuple[type[Exception], ...]] = (ConnectionError, TimeoutError)
+"""What is tried again unless a tool says otherwise: nobody was reached, or no answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a call that has failed is tried again, where repeating it is harmless.
+
+    Between two attempts it holds nothing. The pause before attempt n + 1 is a random part of `initial_delay` times
+    2 to the power of n - 1, at most of `max_delay` ("full jitter": M. Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog, 2015), and never less than the service asked for. Each attempt is admitted like a first one.
+
+    Args:
+        max_attempts: how often it is tried at most, the first time included; 1: never again.
+        initial_delay: seconds of the longest pause before the second attempt, 0 or more.
+        max_delay: seconds of the longest pause at all. A call whose service asks for a longer one is not tried again;
+            its result says after how many seconds that makes sense (`Result.retry_after`).
+        retry_on: exceptions after which it is tried again: a class or several. A handler that ran out of time counts as
+            TimeoutError, an OSError that says that a network or host cannot be reached as ConnectionError. RateLimited
+            is always one of them; ToolError, the handler's own word to the model, only where it, or a class below it,
+            is named. Of a group of exceptions every one must be among them.
+
+    Raises:
+        PolicyError: a number out of its range, or no exception class.
+    """
+
+    max_attempts: int = 3
+    initial_delay: float = 0.2
+    max_delay: float = 5.0
+    retry_on: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        whole("Retry.max_attempts", self.max_attempts)
+        first = seconds("Retry.initial_delay", self.initial_delay, zero=True)
+        most = seconds("Retry.max_delay", self.max_delay, zero=True)
+        if first > most:
+            raise PolicyError(
+                f"Retry.initial_delay: at most max_delay ({most:g} seconds); got {shown(self.initial_delay)}"
+            )
+        given: object = self.retry_on
+        kinds = (given,) if isinstance(given, type) else given
+        if not isinstance(kinds, tuple | list) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
+            raise _say("Retry.retry_on", given, "subclasses of Exception, for example (ConnectionError, TimeoutError)")
+        object.__setattr__(self, "retry_on", tuple(kinds))
+
+    def __str__(self) -> str:
+        kinds = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"{shown(self.max_attempts)} attempts, pauses {self.initial_delay:g} to {self.max_delay:g} s, on {kinds}"
+
+
+_RETRY: Final = tuple(field.name for field in fields(Retry))
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -622,6 +780,240 @@ def pools_of(given: object) -> dict[str, Pool]:
     return out
 
 
+# -------------------------------------------------------------------------------------------- budgets
+
+
+UNITS: Final = (CALLS, SECONDS, "tokens", "cost")
+"""The units that everybody knows."""
+
+_SAID_OF_BUDGETS: Final = (*UNITS, "per", "partial")
+
+
+def unit_of(where: str, unit: object) -> str:
+    """The name of a unit; one that is nearly a known name is taken for a slip."""
+    name = name_of(f"{where}: a unit's name", unit)
+    if name in UNITS:
+        return name
+    near = get_close_matches(name, _SAID_OF_BUDGETS, 1, cutoff=0.85)
+    if near:
+        raise PolicyError(f"{where}: no unit {name[:40]!r}; did you mean {near[0]!r}?")
+    return name
+
+
+def amount_of(where: str, value: object) -> int:
+    """An amount of a unit, in millionths."""
+    try:
+        return millionths(value)
+    except ValueError as wrong:
+        raise _say(where, value, str(wrong)) from None
+
+
+def amounts_of(where: str, given: Mapping[str, object]) -> dict[str, int]:
+    """Amounts that are spent, by unit, in millionths.
+
+    Raises:
+        PolicyError: no unit, or no amount.
+    """
+    found = {}
+    for key, value in given.items():
+        unit = unit_of(where, key)
+        if unit == SECONDS:
+            raise PolicyError(f"{where}: seconds pass by themselves; nobody can spend them")
+        found[unit] = amount_of(f"{where}: {unit}", value)
+    return found
+
+
+def asks_of(where: str, value: object) -> Asks:
+    """What a call takes: a number of calls, or a mapping of units to amounts.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return Asks(amounts_of(where, value))
+    try:
+        return Asks({CALLS: millionths(value)})
+    except ValueError:
+        raise _say(where, value, Spending.allowed) from None
+
+
+Per = Literal["second", "minute", "hour", "day", "week", "month"]
+"""The windows in which a budget renews."""
+
+
+class Budget:
+    """How much may be spent: of calls, of time, of tokens, of money, of units of your own. Frozen.
+
+    Args:
+        calls: calls that may start.
+        seconds: wall time since the run began; nothing starts after it. Only for a run, and it does not renew.
+        tokens: LLM tokens, as `spends` of tools, `Context.charge` and `Run.charge` tell them.
+        cost: money, in the same way.
+        per: "second", "minute", "hour", "day", "week" or "month" of the calendar in UTC, or a number of seconds: what
+            was spent is forgotten when such a window ends. None: never.
+        partial: True runs the first calls of a batch for which there is enough, in emitted order. False runs a batch
+            whole or not at all.
+        units: amounts of units of your own, by name.
+
+    Amounts are numbers of 0 or more (int, float, Decimal, Fraction), counted in whole millionths, so that nothing
+    drifts.
+
+    Raises:
+        PolicyError: nothing is limited, or an amount or a name is wrong.
+    """
+
+    __slots__ = ("limits", "partial", "per", "seconds")
+
+    limits: Mapping[str, int]
+    partial: bool
+    per: Per | float | None
+    seconds: float | None
+
+    def __init__(
+        self,
+        calls: float | None = None,
+        seconds: float | None = None,
+        tokens: float | None = None,
+        cost: float | None = None,
+        *,
+        per: Per | float | None = None,
+        partial: bool = True,
+        **units: float | None,
+    ) -> None:
+        given = {CALLS: calls, "tokens": tokens, "cost": cost, **units}
+        limits = {
+            unit_of("Budget", unit): amount_of(f"Budget.{unit[:80]}", amount)
+            for unit, amount in given.items()
+            if amount is not None
+        }
+        lasts = None if seconds is None else _seconds("Budget.seconds", seconds)
+        if not limits and lasts is None:
+            raise PolicyError("Budget: it limits nothing; give calls=, seconds=, tokens=, cost= or a unit of your own")
+        if isinstance(per, str):
+            word("Budget.per", per, Per)
+        elif per is not None and _seconds("Budget.per", per) < 1e-6:
+            raise PolicyError(f"Budget.per: seconds, a microsecond (1e-6) or more; got {shown(per)}")
+        flag("Budget.partial", partial)
+        frozen = MappingProxyType(limits)
+        for name, value in (("limits", frozen), ("partial", partial), ("per", per), ("seconds", lasts)):
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Budget is frozen: cannot set {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Budget is frozen: cannot delete {name!r}")
+
+    @property
+    def window(self) -> str | int | None:
+        """The window in which it renews: its name, or microseconds."""
+        return self.per if self.per is None or isinstance(self.per, str) else micros(self.per)
+
+    @property
+    def _all(self) -> tuple[object, ...]:
+        return (dict(self.limits), self.partial, self.window, self.seconds)
+
+    def __eq__(self, other: object) -> bool:
+        return self._all == other._all if isinstance(other, Budget) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((frozenset(self.limits.items()), self.partial, self.window, self.seconds))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _budget, (self.given,)
+
+    @property
+    def given(self) -> dict[str, object]:
+        """What it was made of, less what was left out."""
+        told: dict[str, object] = {unit: number(amount) for unit, amount in self.limits.items()}
+        if self.seconds is not None:
+            told[SECONDS] = self.seconds
+        if self.per is not None:
+            told["per"] = self.per
+        return told if self.partial else {**told, "partial": False}
+
+    def __str__(self) -> str:
+        told = [f"{number(amount)} {unit}" for unit, amount in self.limits.items()]
+        if self.seconds is not None:
+            told.append(f"{self.seconds:g} seconds")
+        per = "" if self.per is None else f" per {self.per}" if isinstance(self.per, str) else f" per {self.per:g} s"
+        return f"{', '.join(told)}{per}{'' if self.partial else ', a batch whole or not at all'}"
+
+    def __repr__(self) -> str:
+        return f"Budget({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
+
+
+def _budget(given: Mapping[str, object]) -> Budget:
+    return Budget(**given)  # type: ignore[arg-type]  # checked there
+
+
+def budget_of(where: str, value: object) -> Budget:
+    """A budget from `Budget` or a mapping of its arguments.
+
+    Args:
+        where: begins the message.
+        value: as above.
+
+    Raises:
+        PolicyError: it is neither.
+    """
+    if isinstance(value, Budget):
+        return value
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _say(where, value, "a Budget, such as Budget(calls=20, seconds=60)")
+    try:
+        return _budget(value)
+    except PolicyError as wrong:
+        told = str(wrong)
+        raise PolicyError(f"{where}{told.removeprefix('Budget')}") from None
+
+
+BUDGETS: Final = ("batch", "run", "tenant", "process")
+"""For whom a tower may have a budget; `tenant:NAME` is that of one tenant."""
+
+
+def budget_name(where: str, name: object) -> str:
+    """For whom a budget counts: one of `BUDGETS`, or `tenant:NAME`."""
+    if isinstance(name, str):
+        if name in BUDGETS:
+            return name
+        scope, colon, tenant = name.partition(":")
+        if colon and scope == "tenant":
+            return f"tenant:{name_of(f'{where}: the name of a tenant', tenant)}"
+    near = get_close_matches(name, BUDGETS, 1) if type(name) is str else []
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise _say(where, name, f"a budget is for 'batch', 'run', 'tenant', 'process' or 'tenant:NAME'{hint}")
+
+
+def check_budget(where: str, name: str, budget: Budget) -> Budget:
+    """Refuse what a budget cannot mean for whom it counts."""
+    if budget.seconds is not None and name != "run":
+        raise PolicyError(f"{where}: seconds count from the beginning of a run; give them to the budget of a run")
+    if budget.per is not None and name == "batch":
+        raise PolicyError(f"{where}: per: a batch has its budget once, and nothing to renew; leave per out")
+    return budget
+
+
+def budgets_of(given: object) -> dict[str, Budget | None]:
+    """`budgets={"run": Budget(calls=20), "tenant": Budget(cost=5, per="day")}` as checked budgets by name; None for one
+    that is taken away.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise PolicyError('budgets: a mapping of whom it counts for to Budget, for example {"run": Budget(calls=20)}')
+    out: dict[str, Budget | None] = {}
+    for key, value in given.items():
+        name = budget_name("budgets", key)
+        where = f"budgets.{name}"
+        out[name] = None if value is None else check_budget(where, name, budget_of(where, value))
+    return out
+
+
 # -------------------------------------------------------------------------------------------- tools
 
 
@@ -638,23 +1030,30 @@ class ToolPolicy:
     only_call: bool = False
     read_only: bool | None = None
     idempotent: bool | None = None
+    retry: Retry | None = None
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
     rate: Rate | None = None
     breaker: Breaker | None = None
+    spends: Asks | Callable[..., object] | None = None
+    max_repeats: int | Literal["any"] | None = None
     timeout: float | None = None
     max_wait: float | None = None
     max_queued: int | None = None
     when_busy: WhenBusy | None = None
+    on_refusal: OnRefusal = "tell"
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
+    protect: bool = False
     share_identical: bool = False
     merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
     on_duplicate: OnDuplicate | None = None
+    requires_approval: bool | Callable[..., object] = False
+    still_valid: Callable[..., object] | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -685,19 +1084,26 @@ TOOL: Final[Mapping[str, Option]] = {
     "only_call": Option(Flag(), "may not share a batch with other calls"),
     "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
     "idempotent": Option(Flag(), "repeating it is harmless"),
+    "retry": Option(Attempts(), "how often its calls are tried; only for a tool that is read_only or idempotent"),
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
     "rate": Option(RateLimit(), "how many of its calls may start in how long"),
     "breaker": Option(CircuitBreaker(), "refuse its calls for a while when they keep failing"),
+    "spends": Option(Spending(), "what one of its calls takes of budgets; default: one call"),
+    "max_repeats": Option(Repeats(), "turns, one after the other, in which a run may make the same call of it"),
     "timeout": Option(Seconds(), "seconds one call may run"),
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
+    "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
-    "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
+    "summarize": Option(Function(), "takes an oversized value, on a thread, gives a shorter one"),
+    "protect": Option(Flag(), "its results are trimmed last where a batch of results is too large"),
     "share_identical": Option(Flag(), "identical calls of one batch, with no conflicting call between them, run once"),
     "merge": Option(
         Function("a list of argument mappings"),
@@ -707,6 +1113,10 @@ TOOL: Final[Mapping[str, Option]] = {
     "on_duplicate": Option(
         Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
     ),
+    "requires_approval": Option(
+        Condition(), "its calls wait for a person's approval; in code also a function of the arguments"
+    ),
+    "still_valid": Option(Function("the arguments"), "asked again when an approved call is about to start"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -764,6 +1174,15 @@ def check_merge(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(
             f"{where}: merge joins calls on one resource, and the tool declares none; say reads= or writes=, or leave "
             "merge out"
+        )
+
+
+def check_retry(where: str, policy: ToolPolicy) -> None:
+    """Refuse to repeat what may not be repeated (R-118, R-120)."""
+    if policy.retry is not None and policy.retry.max_attempts > 1 and not policy.repeatable:
+        raise PolicyError(
+            f"{where}: retry repeats a call, and it is not said that this does no harm; say idempotent=True if a "
+            "repeat changes nothing more, read_only=True if the tool has no effect, or leave retry out"
         )
 
 
@@ -825,7 +1244,31 @@ def tool_policy(
     check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
-    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    check_retry(where, policy)
+    return policy
+
+
+def check_deferring(where: str, journal: object) -> None:
+    """Refuse `when_busy="defer"` where no journal keeps what is deferred.
+
+    Args:
+        where: begins the message.
+        journal: the tower's, or None.
+
+    Raises:
+        PolicyError: there is none, or it stores no arguments.
+    """
+    if journal is None:
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and the tower has none; say "
+            "Tower(journal='towerman.db'), or when_busy='wait' or 'reject'"
+        )
+    if not getattr(journal, "keeps_arguments", True):
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and this one stores no arguments; say "
+            "Journal(..., arguments=True), or when_busy='wait' or 'reject'"
+        )
 
 
 def check_strict(policy: ToolPolicy) -> None:
@@ -855,7 +1298,9 @@ class TowerPolicy:
     max_concurrency: int = 32
     run_concurrency: int = 8
     pools: Mapping[str, Pool]
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
     max_calls_per_batch: int = 25
+    max_repeats: int | Literal["any"] = "any"
     on_excess: OnExcess = "tell"
     undeclared: Undeclared = "ordered"
     when_busy: WhenBusy = "wait"
@@ -864,8 +1309,13 @@ class TowerPolicy:
     timeout: float = 300.0
     grace: float = 5.0
     on_orphan: OnOrphan = "hold"
+    approval_lifetime: float = 3600.0
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
+    results: object = "auto"
+    result_lifetime: float = 3600.0
+    max_stored_bytes: int = 67_108_864
+    count_tokens: Callable[[str], int] | None = None
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
@@ -875,23 +1325,39 @@ class TowerPolicy:
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
-            option.kind.check(key, getattr(self, key))
+            value = getattr(self, key)
+            if value is not None or not isinstance(option.kind, Function):
+                option.kind.check(key, value)
+        if self.when_busy == "defer":
+            check_deferring("when_busy='defer': ", self.journal)
 
 
 TOWER: Final[Mapping[str, Option]] = {
     "max_concurrency": Option(Whole(), "calls that may run at once in this process, over all runs"),
     "run_concurrency": Option(Whole(), "calls of one run that may run at once"),
     "max_calls_per_batch": Option(Whole(), "calls that are run for one response"),
+    "max_repeats": Option(Repeats(), "turns, one after the other, in which a run may make the same call"),
     "on_excess": Option(Word(OnExcess), "run the first calls and answer the rest call_cap, or run all, slower"),
     "undeclared": Option(Word(Undeclared), "what a tool that declares no access is"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
     "max_wait": Option(Seconds(), "seconds a call may wait"),
     "max_queued": Option(Whole(0), "calls that may wait at once"),
     "timeout": Option(Seconds(), "seconds a call may run"),
     "grace": Option(Seconds(zero=True), "seconds a call that was told to stop has for cleaning up"),
     "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
+    "approval_lifetime": Option(Seconds(), "seconds for which a call waits for a person's approval"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
+    "results": Option(
+        Storage(),
+        "where results are kept whole that are too large: memory, journal, a folder's path, off; auto: the journal if "
+        "there is one, else memory",
+    ),
+    "result_lifetime": Option(Seconds(), "seconds that such a result is kept"),
+    "max_stored_bytes": Option(Whole(0), "bytes that all of them together may take; the oldest goes first"),
+    "count_tokens": Option(Function("a text"), "gives the tokens that a text takes; default: its bytes / 4"),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
@@ -901,7 +1367,7 @@ TOWER: Final[Mapping[str, Option]] = {
     "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
     "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }
-"""The options of a tower, apart from its pools."""
+"""The options of a tower, apart from its pools and budgets."""
 
 TOWER_OPTIONS: Final = tuple(field.name for field in fields(TowerPolicy))
 

@@ -32,8 +32,8 @@ State = Literal["open", "done", "unknown", "settled"]
 """Of a call: its intent is written; it has its outcome; it ended and nobody knows its effect; a person has said what
 came of it."""
 
-Verdict = Literal["run", "replay", "join", "conflict", "unknown", "applied"]
-"""What is to be done with a call that is handed in."""
+Verdict = Literal["run", "replay", "join", "conflict", "unknown", "applied", "deferred"]
+"""What is to be done with a call that is handed in; `deferred`: it is in the queue, and a worker runs it."""
 
 ApprovalState = Literal["pending", "approved", "denied", "expired"]
 """Of an approval."""
@@ -68,6 +68,10 @@ class JournalUnavailable(TowermanError):
 
 class Unsettled(TowermanError):
     """What was to be settled, decided or claimed is not there, or not in that state; the text says which."""
+
+
+class QueueFull(TowermanError):
+    """As many deferred calls wait as may wait; nothing was put in."""
 
 
 class NotBegun(TowermanError):
@@ -411,14 +415,19 @@ class Deferred:
         digest: of its arguments.
         priority: higher goes first.
         chain: calls of one chain run one after another, in the order of `position`; None: it stands alone.
-        position: its place in the chain.
+        position: its place in the chain: the one that it has in its batch.
+        needs: handles of those whose answers it needs: it is skipped where one of them has none.
         not_before: Unix time before which nobody takes it.
         harmless: repeating it does no harm.
         state: queued, claimed, done, unknown, cancelled.
+        stop: somebody has cancelled it while a worker had it.
+        outcome, code: how it ended.
         attempts: how often a worker took it.
+        returned: how often it was given back, since there was no room for it.
         queued_at, claimed_at, ended_at: Unix times.
         live: whoever has it is at work still.
         claim: what a worker shows that has it; known to that worker only.
+        lacks: of one that was just claimed: the handle of a call that it needs and that did not answer.
     """
 
     handle: str
@@ -433,15 +442,74 @@ class Deferred:
     priority: int = 0
     chain: str | None = None
     position: int = 0
+    needs: tuple[str, ...] = ()
     not_before: float = 0.0
     harmless: bool = False
     state: DeferredState = "queued"
+    stop: bool = False
+    outcome: Outcome | None = None
+    code: Code | None = None
     attempts: int = 0
+    returned: int = 0
     queued_at: float = 0.0
     claimed_at: float | None = None
     ended_at: float | None = None
     live: bool = False
     claim: bytes | None = field(default=None, repr=False)
+    lacks: str | None = None
+
+
+LATER: Final = "later-"
+"""What the handle of a deferred call begins with."""
+
+
+def new_handle() -> str:
+    """A name for a deferred call that nobody can guess."""
+    return f"{LATER}{os.urandom(10).hex()}"
+
+
+def packed(arguments: Arguments | str, idempotency_key: str | None) -> bytes | None:
+    """What is stored of a call that is to run later; None where its arguments are no JSON."""
+    try:
+        return json.dumps([arguments, idempotency_key], separators=(",", ":"), ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def unpacked(stored: bytes) -> tuple[Arguments | str, str | None]:
+    """The arguments and the idempotency key of such a call.
+
+    Raises:
+        ValueError: it is none.
+    """
+    given = json.loads(stored)
+    if not (isinstance(given, list) and len(given) == 2 and isinstance(given[0], dict | str)):
+        raise ValueError("stored arguments are incomplete")
+    arguments, key = given
+    if not (key is None or isinstance(key, str)):
+        raise ValueError("stored arguments are incomplete")
+    return arguments, key
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the queue has for a worker.
+
+    Args:
+        now: something could be taken now.
+        next_at: Unix time at which something that is put off comes, or None.
+        left: calls that are not over: queued or claimed.
+        foreign: names of tools that queued calls are for and that this worker has not.
+    """
+
+    now: bool
+    next_at: float | None
+    left: int
+    foreign: tuple[str, ...] = ()
+
+
+ClaimState = Literal["held", "stop", "lost"]
+"""Of a worker's claim: it is its own; it is, and somebody has cancelled the call; another worker has the call."""
 
 
 # -------------------------------------------------------------------------------------------- what people write

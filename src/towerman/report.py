@@ -72,6 +72,20 @@ class RateReport:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """What one unit of a budget would have refused.
+
+    Args:
+        name: `budget of run (calls)`: whom it counts for, and the unit. Budgets of runs, batches and tenants are added
+            up.
+        refused: calls that would have been refused. What such a call would have spent is not counted in its budget.
+    """
+
+    name: str
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
 class ToolReport:
     """What became of one tool's calls.
 
@@ -83,6 +97,7 @@ class ToolReport:
         serialised: calls that stood behind others of their own batch.
         held_seconds: for how long, together.
         refused: calls that were really refused or skipped, by code.
+        tokens: what their results took of the model's context, about.
     """
 
     name: str
@@ -92,6 +107,7 @@ class ToolReport:
     serialised: int
     held_seconds: float
     refused: Mapping[Code, int]
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +138,12 @@ class ObserveReport:
         calls: that started.
         limits: what each limit would have held back, the most first.
         rates: what each rate would have held back, the most first.
+        budgets: what each budget would have refused, the most first.
         tools: what became of each tool's calls, in order of their names.
         order: what order and resources held back, the longest first.
         refused: calls that were really refused, skipped or cut, by code.
         complete: False where events were dropped, so that `tools` and `order` count too little.
+        tokens: what all results took of the model's context, about.
     """
 
     seconds: float
@@ -133,10 +151,12 @@ class ObserveReport:
     calls: int
     limits: tuple[LimitReport, ...]
     rates: tuple[RateReport, ...]
+    budgets: tuple[BudgetReport, ...]
     tools: tuple[ToolReport, ...]
     order: tuple[OrderReport, ...]
     refused: Mapping[Code, int]
     complete: bool
+    tokens: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """All of it, ready for JSON; keys keep their names and meanings."""
@@ -167,6 +187,7 @@ class ObserveReport:
                 }
                 for one in self.rates
             ],
+            "budgets": [{"name": one.name, "refused": one.refused} for one in self.budgets],
             "tools": [
                 {
                     "name": one.name,
@@ -176,6 +197,7 @@ class ObserveReport:
                     "serialised": one.serialised,
                     "held_seconds": one.held_seconds,
                     "refused": dict(one.refused),
+                    "tokens": one.tokens,
                 }
                 for one in self.tools
             ],
@@ -185,12 +207,14 @@ class ObserveReport:
             ],
             "refused": dict(self.refused),
             "complete": self.complete,
+            "tokens": self.tokens,
         }
 
     def __str__(self) -> str:
         lines = [
             f"Observed for {_time(self.seconds)}: {_counted(self.calls, 'call')} in "
-            f"{self.batches} batch{'' if self.batches == 1 else 'es'}",
+            f"{self.batches} batch{'' if self.batches == 1 else 'es'}"
+            + (f", results of about {_counted(self.tokens, 'token')}" if self.tokens else ""),
             "",
             "What the limits would have held back",
             "",
@@ -209,6 +233,7 @@ class ObserveReport:
                 ],
             ),
             *self._rate_lines(),
+            *self._budget_lines(),
             "",
             "What order and resources have held back",
             "",
@@ -220,7 +245,8 @@ class ObserveReport:
             "Tools",
             "",
             *_table(
-                ("tool", "calls", "would have waited", "would have been refused", "serialised", "refused"),
+                ("tool", "calls", "would have waited", "would have been refused", "serialised", "refused")
+                + (("tokens",) if self.tokens else ()),
                 [
                     (
                         one.name,
@@ -229,6 +255,7 @@ class ObserveReport:
                         str(one.would_have_been_refused),
                         str(one.serialised),
                         ", ".join(f"{count} {code}" for code, count in one.refused.items()),
+                        *((f"{one.tokens:,}",) if self.tokens else ()),
                     )
                     for one in self.tools
                 ],
@@ -244,6 +271,12 @@ class ObserveReport:
         rows = [(one.name, one.rate, str(one.too_early), _time(one.waited), _time(one.longest)) for one in self.rates]
         head = ("rate", "starts", "calls came too early", "waits of together", "longest")
         return ["", "What the rates would have held back", "", *_table(head, rows)]
+
+    def _budget_lines(self) -> list[str]:
+        if not self.budgets:
+            return []
+        rows = [(one.name, str(one.refused)) for one in self.budgets]
+        return ["", "What the budgets would have refused", "", *_table(("budget", "calls"), rows)]
 
     def __repr__(self) -> str:
         full = sum(one.found_full > 0 for one in self.limits)
@@ -267,18 +300,19 @@ def _time(seconds: float) -> str:
 
 
 def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 class _Batch:
     """What is known of a batch that is at work."""
 
-    __slots__ = ("held", "since", "tools")
+    __slots__ = ("held", "since", "tokens", "tools")
 
     def __init__(self, since: float) -> None:
         self.since = since
         self.tools: dict[int, str] = {}
         self.held: dict[int, float] = {}
+        self.tokens: dict[int, tuple[str, int]] = {}
 
 
 class Tally:
@@ -290,6 +324,7 @@ class Tally:
         order: by (tool, behind), how many calls and seconds.
         serialised: by tool, how many calls stood behind others of their batch, and for how many seconds.
         refused: by (tool, code).
+        tokens: of results, by tool.
     """
 
     def __init__(self) -> None:
@@ -302,6 +337,7 @@ class Tally:
         self.order: dict[tuple[str, str], tuple[int, float]] = {}
         self.serialised: dict[str, tuple[int, float]] = {}
         self.refused: dict[tuple[str, Code], int] = {}
+        self.tokens: dict[str, int] = {}
         self._open: dict[tuple[str, int], _Batch] = {}
 
     def __call__(self, event: Event) -> None:
@@ -314,9 +350,16 @@ class Tally:
                 del self._open[next(iter(self._open))]
             return
         if event.kind == "batch_finished":
-            self._open.pop(where, None)
+            done = self._open.pop(where, None)
+            for name, tokens in done.tokens.values() if done is not None else ():
+                self.tokens[name] = self.tokens.get(name, 0) + tokens
             return
         batch, index, tool = self._open.get(where), event.index, event.tool
+        if index is not None and tool is not None and event.tokens is not None:
+            if event.kind == "counted":  # after the batch
+                self.tokens[tool] = self.tokens.get(tool, 0) + event.tokens
+            elif batch is not None:  # a result that is trimmed with its batch is told once more
+                batch.tokens[index] = tool, event.tokens
         if batch is None or index is None or tool is None:
             return
         batch.tools[index] = tool
@@ -355,6 +398,7 @@ def reported(
     rates: Mapping[str, RateWatch],
     waiting: Mapping[str, int],
     refused: Mapping[str, int],
+    overspent: Mapping[str, int],
     seconds: float,
     *,
     complete: bool,
@@ -367,11 +411,12 @@ def reported(
         rates: what each rate has seen.
         waiting: calls that would have waited, by tool.
         refused: calls that would have been refused, by tool.
+        overspent: calls that budgets would have refused, by budget.
         seconds: since the tower was made.
         complete: the tally has seen every event.
     """
     calls, order, serialised = dict(tally.calls), dict(tally.order), dict(tally.serialised)
-    codes = dict(tally.refused)
+    codes, tokens = dict(tally.refused), dict(tally.tokens)
     names = sorted({*calls, *waiting, *refused, *serialised, *(tool for tool, _ in codes)})
     by_code: dict[Code, int] = {}
     for (_, code), count in codes.items():
@@ -388,6 +433,9 @@ def reported(
             RateReport(name, one.rate, one.scope, one.started, one.waited, one.longest)
             for name, one in sorted(rates.items(), key=lambda item: (-item[1].waited, item[0]))
         ),
+        budgets=tuple(
+            BudgetReport(name, count) for name, count in sorted(overspent.items(), key=lambda item: (-item[1], item[0]))
+        ),
         tools=tuple(
             ToolReport(
                 name=name,
@@ -397,6 +445,7 @@ def reported(
                 serialised=serialised.get(name, (0, 0.0))[0],
                 held_seconds=serialised.get(name, (0, 0.0))[1],
                 refused={code: count for (tool, code), count in codes.items() if tool == name},
+                tokens=tokens.get(name, 0),
             )
             for name in names
         ),
@@ -406,4 +455,5 @@ def reported(
         ),
         refused=by_code,
         complete=complete,
+        tokens=sum(tokens.values()),
     )

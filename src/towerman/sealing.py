@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from towerman.bounds import Encoded, EncodingError, encode
+from towerman.bounds import Encoded, EncodingError, Keep, encode
+from towerman.budgets import SECONDS, Lack, number
 from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
 from towerman.records import Answer, Record
@@ -31,6 +32,7 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "approval_expired",
         "circuit_open",
         "concurrency_limit",
         "rate_limited",
@@ -47,6 +49,26 @@ WORTH_ANOTHER_TRY: Final = frozenset(
 )
 """Refusals after which the same call can succeed."""
 
+ENDS_TURN: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "rate_limited",
+        "circuit_open",
+        "budget_exhausted",
+        "journal_unavailable",
+        "deadline_exceeded",
+        "would_deadlock",
+    }
+)
+"""Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
+
+TOO_LONG: Final = "the service asks for a longer pause than this tool makes."
+TOO_LATE: Final = "the run's deadline comes first."
+AT_WORK: Final = "calls that it has made were still at work."
+"""Why a call is not tried again."""
+
 _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
     "queue_full": "Not started: too many calls already wait ({blocker}). Try again later.",
@@ -54,11 +76,92 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
     "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
+    "approval_expired": "Not started: its approval was over before its turn came.",
+    "budget_exhausted": "Not started: the seconds of this run's budget are over.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
     ),
 }
+
+
+DEFERRED_FOR: Final[Mapping[Code, str]] = {
+    "concurrency_limit": "{blocker} is busy",
+    "queue_full": "too many calls wait ({blocker})",
+    "wait_timeout": "it waited in vain for {blocker}",
+    "rate_limited": "the {blocker} lets no more calls start now",
+}
+"""Refusals of the gate for which a call may go into the durable queue, and why in words."""
+
+
+def put_off(code: Code, why: str, handle: str, reader: str | None = None) -> str:
+    """What the model is told of a call that has gone into the durable queue; `reader`: the tool that reads handles."""
+    head = f"Deferred: {why}" if code == "deferred" else f"Held back: {why}"
+    return (
+        f"{head}. It will run later; this is not its answer. Do not call it again. "
+        f"What comes of it is kept under the handle {handle}{f'; read that with {reader}' if reader else ''}."
+    )
+
+
+def queued(
+    index: int,
+    call: Call,
+    code: Code,
+    why: str,
+    handle: str,
+    waited: float,
+    waited_for: tuple[str, ...],
+    reader: str | None = None,
+) -> Result:
+    """The result of a call that has gone into the durable queue."""
+    message = clean(put_off(code, why, handle, reader))
+    content = failure(code, message, "pending", False, "no", "no", handle=handle)
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        "pending",
+        code,
+        message,
+        content,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        handle=handle,
+    )
+
+
+def answered_later(index: int, call: Call, answer: Answer, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The result of a call that was deferred before, and has its answer by now."""
+    started = answer.attempts > 0
+    message = clean(f"{answer.message} {KEPT if started else DECIDED}")
+    content = answer.content
+    if answer.code is not None:
+        content = failure(
+            answer.code, message, answer.outcome, started, answer.applied, answer.retryable, answer.retry_after
+        )
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        answer.outcome,
+        answer.code,
+        message,
+        content,
+        started=started,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        attempts=0,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+DECIDED: Final = "That was decided before, when it came out of the durable queue; it is not tried again."
 
 
 def refusal(code: Code, blocker: str, wait: float, *, never: bool = False, retry_after: float | None = None) -> str:
@@ -99,6 +202,64 @@ def capped(most: int, index: int, size: int) -> str:
     return notice(most, size) if index == size - 1 else f"Not run: at most {most} calls are run for one response."
 
 
+def budget_of(lack: Lack) -> str:
+    """A budget as people are shown it: `budget of run (calls)`; no tenant, no amount that was spent."""
+    return f"budget of {lack.account.scope} ({lack.unit})"
+
+
+def too_little(lack: Lack, left: float | None) -> str:
+    """Why a call is refused for a budget. What it asked, and what others have spent, may be made of arguments: only
+    limits are told.
+
+    Args:
+        lack: what there is too little of.
+        left: seconds until it renews, or None.
+    """
+    account, unit = lack.account, lack.unit
+    if unit == SECONDS:
+        return f"Not started: the {number(account.lasts):g} seconds of this {account.scope}'s budget are over."
+    limit = f"{number(account.limits[unit])} {unit}"
+    whose = f"this {account.scope}'s budget of {limit}"
+    later = "" if left is None else f" It renews in {_rounded(left):g} s."
+    if lack.whole:
+        return f"Not started: this response takes more than is left of {whose}, and is not run in part.{later}"
+    if account.left(unit) > 0:
+        return f"Not started: what is left of {whose} is not enough.{later}"
+    return f"Not started: {whose} is used up.{later}"
+
+
+def cut_short(lack: Lack, runs: int, size: int, left: float | None) -> str:
+    """What the model is told of a batch of which a budget has refused some calls.
+
+    Args:
+        lack: what there was too little of.
+        runs: calls that it has not refused.
+        size: calls of the batch.
+        left: seconds until it renews, or None.
+    """
+    told = too_little(lack, left)
+    if lack.whole:
+        return f"{_ran(told, runs, size)} Send fewer calls at once, or answer with what you have."
+    return stopped_short(told, runs, size)
+
+
+def stopped_short(why: str, runs: int, size: int) -> str:
+    """The same, where a budget was used up while calls waited; `why` is what the last of them was told."""
+    return f"{_ran(why, runs, size)} Do not call more tools now; answer with what you have."
+
+
+def _ran(why: str, runs: int, size: int) -> str:
+    return f"Ran {runs or 'none'} of {size} call{'' if size == 1 else 's'}: {why.removeprefix('Not started: ')}"
+
+
+def repeated(turns: int) -> str:
+    """Why a call is refused that came before, again and again."""
+    return (
+        f"Not run: you have made this very call in {turns} turn{'' if turns == 1 else 's'} already, with nothing new "
+        "in between. Use what it answered then, do something else, or answer with what you have."
+    )
+
+
 def unneeded(culprit: int, call: Call) -> str:
     """Why a call is skipped: the one that it needs has failed."""
     return f"Not run: call {culprit}{named(call)}, which it needs, did not succeed."
@@ -122,6 +283,35 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
     if why == "deadline_exceeded":
         return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
+
+
+WITH_OTHERS: Final = " It was run with the arguments that came with its approval."
+UNDECIDED: Final = "Not run yet: it waits for a person's approval."
+TAKEN: Final = "Not run again: whoever went on with this batch before is at work with it."
+USED: Final = "Not run again: it has its result from when this batch was gone on with before."
+UNAPPROVED: Final = "Not run: nobody has approved it."
+OVER: Final = "Not run: nobody approved it in time."
+NOT_VALID: Final = "Not run: what was approved does not hold any more."
+CHANGED: Final = (
+    "Not run: the tool, or what its arguments come to, is not any more what its approval was asked for. Call it again."
+)
+OUTSIDE: Final = "Not run: the arguments that came with its approval touch something that the call does not touch."
+
+
+def held_behind(culprit: int, call: Call) -> str:
+    """Why a call is put off: another one, after which it comes, waits for a person."""
+    return f"Not run yet: call {culprit}{named(call)}, after which it comes, waits for a person's approval."
+
+
+def denied(reason: str) -> str:
+    """Why a call does not run: a person said no."""
+    told = " ".join(reason[:REASON_CHARACTERS].split())
+    return f"Not run: a person denied it{': ' + told if told else '.'}"
+
+
+def edited(message: str) -> str:
+    """Why a call does not run: the arguments that a person gave in place of the model's do not fit."""
+    return f"Not run: the arguments that came with its approval do not fit. {message}"
 
 
 def merged(calls: Sequence[int]) -> str:
@@ -363,6 +553,22 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def rate_limited(after: float | None) -> str:
+    """What is told of a call whose service takes no more for now."""
+    when = "later" if after is None else f"in {after:g} s"
+    return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def tried(attempts: int) -> str:
+    """What is added of a call that was tried more than once."""
+    return f" It was tried {attempts} times." if attempts > 1 else ""
+
+
+def not_again(reason: str) -> str:
+    """What is added of a call that is not tried again, though it was to be: why not."""
+    return f" It was not tried again: {reason.removeprefix('Not started: ')}"
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -376,6 +582,8 @@ def failure(
     applied: str,
     retryable: str,
     retry_after: float | None = None,
+    *,
+    handle: str | None = None,
 ) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
     told: dict[str, object] = {
@@ -388,6 +596,8 @@ def failure(
     }
     if retry_after is not None:
         told["retry_after"] = _rounded(retry_after)
+    if handle is not None:
+        told["handle"] = handle
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -404,7 +614,8 @@ def refused(
     retry_after: float | None = None,
 ) -> Result:
     """The result of a call that does not start; `never`: nor would it if it came again."""
-    retryable: Retryable = "yes" if code in WORTH_ANOTHER_TRY and not never else "no"
+    worth = code in WORTH_ANOTHER_TRY or retry_after is not None
+    retryable: Retryable = "yes" if worth and not never else "no"
     message = clean(message)
     content = failure(code, message, outcome, False, "no", retryable, retry_after)
     return make_result(
@@ -423,7 +634,9 @@ def refused(
     )
 
 
-def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+def faulty(
+    index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False, attempts: int = 1
+) -> Result:
     """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
     message = "Towerman failed in dealing with this call."
     outcome: Outcome = "cancelled" if still_running else "error"
@@ -443,29 +656,40 @@ def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_run
         started=started,
         applied=applied,
         retryable="unknown",
-        attempts=int(started),
+        attempts=attempts if started else 0,
         still_running=still_running,
         original_bytes=len(content),
     )
 
 
-def encoded(tool: Tool, value: object) -> Encoded | EncodingError:
+def encoded(tool: Tool, value: object, keep: Keep | None = None) -> Encoded | EncodingError:
     """What a handler returned as the model is sent it, or why that cannot be done.
 
-    An oversized value is replaced by the tool's own shorter form of it; if that fails, it is cut.
+    Args:
+        tool: whose handler it was.
+        value: what it returned.
+        keep: what does not fit comes as a `Large`, as `bounds.encode` says; None: it is cut.
     """
-    policy, limit = tool.policy, tool.max_result_bytes
     try:
-        whole = encode(value, limit, policy.encode)
+        return encode(value, tool.max_result_bytes, tool.policy.encode, keep)
     except EncodingError as unencodable:
         return unencodable
-    if not whole.cut or policy.summarize is None:
-        return whole
-    try:
-        short = encode(policy.summarize(value), limit)
-    except Exception:
-        return whole
-    return Encoded(short.text, whole.original_bytes, True)
+
+
+class Bounded(Encoded):
+    """What the model is sent of a value that did not fit.
+
+    Attributes:
+        handle: under which the whole is kept, or None.
+    """
+
+    __slots__ = ("handle",)
+
+    handle: str | None
+
+    def __init__(self, text: str, original_bytes: int, handle: str | None) -> None:
+        super().__init__(text, original_bytes, True)
+        object.__setattr__(self, "handle", handle)
 
 
 def named(call: Call) -> str:

@@ -63,7 +63,7 @@ class Turns(Waiting[OwnerT]):
         """
         wants, owner, _ = one
         if now >= flow.limit:
-            self._refuse(Entry(wants, owner, flow, now, REJECTED), "deadline_exceeded", "run deadline")
+            self._refuse(Entry(wants, owner, flow, now, REJECTED), *flow.over)
             return None
         ledger = self.ledger
         if wants.fuses:
@@ -265,7 +265,9 @@ class Turns(Waiting[OwnerT]):
 
     def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
-        if line.backlog and not line.parked:
+        if isinstance(line.bay.state, Meter):  # which a run never holds: as many stand there as it may have running
+            self._refills.append((flow, line, now))
+        elif line.backlog and not line.parked:
             self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
@@ -366,7 +368,7 @@ class Turns(Waiting[OwnerT]):
             klass, promotion, tag, number, entry = best
             flow, line, wants = entry.flow, entry.line, entry.wants
             if flow.limit <= now:
-                self._reject(entry, "deadline_exceeded", now)
+                self._reject(entry, flow.over[0], now)
                 continue
             if entry.deadline <= now and self._clock(entry, now) + wants.max_wait <= now:
                 self._reject(entry, "wait_timeout", now)

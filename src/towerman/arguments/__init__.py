@@ -26,7 +26,7 @@ from towerman.arguments.contract import (
     Checker,
 )
 from towerman.arguments.functions import context_parameter_of, description_of
-from towerman.arguments.identity import identity
+from towerman.arguments.identity import identity, mark
 from towerman.arguments.loading import load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
@@ -44,6 +44,7 @@ __all__ = [
     "context_parameter_of",
     "description_of",
     "identity",
+    "mark",
     "load_arguments",
     "near_names",
 ]

@@ -51,6 +51,35 @@ def identity(arguments: Mapping[str, object]) -> Hashable | None:
         return None
 
 
+def mark(key: bytes, tool: str, arguments: Mapping[str, object]) -> bytes | None:
+    """A keyed digest of a call: equal for calls of one tool with identical arguments, in this process; it can be kept
+    and says nothing of the arguments. None where there is no identity.
+
+    Args:
+        key: 16 to 64 random bytes.
+        tool: the name.
+        arguments: checked keyword arguments.
+    """
+    same = identity(arguments)
+    return None if same is None else _digest(key, (tool, same))
+
+
+def _digest(key: bytes, same: object) -> bytes:
+    """What an identity is made of, each part with its kind and length before it."""
+    from hashlib import blake2b
+
+    if isinstance(same, tuple | frozenset):
+        parts = [_digest(key, part) for part in same]
+        told = b"".join(sorted(parts) if isinstance(same, frozenset) else parts)
+    elif isinstance(same, type):
+        told = str(id(same)).encode()
+    elif isinstance(same, bytes):
+        told = same
+    else:
+        told = str(same).encode("utf-8", "surrogatepass")
+    return blake2b(f"{type(same).__name__} {len(told)} ".encode() + told, digest_size=16, key=key).digest()
+
+
 @cache
 def _spelled() -> frozenset[type]:
     """Types whose text says all of a value; some of them call values equal that are spelled differently."""

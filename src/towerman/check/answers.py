@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towerman.check.findings import Declared
 from towerman.check.parts import Answer, LimitInForce, Verdict, counted, listed
+from towerman.policy import shown
 
 _COUNTS = {
     "process": "all runs of this process together; another process counts for itself",
@@ -118,11 +119,13 @@ def _apart(declared: Declared) -> _Said:
     told = f"No concurrency limit here stands for a rate or a budget; {starts}; no budget is declared; {cap}"
     if tower.journal is not None:
         told += "; what is begun is written down in a journal"
+    again = [f"{tool.name} {shown(tool.retry.max_attempts)}" for tool in declared.tools if tool.retry is not None]
+    tried = f" Attempts: {listed(again)}." if again else ""
     if unsaid:
-        return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}."
+        return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}.{tried}"
     if not writes:
-        return question, "yes", f"{told}. No tool has an effect."
-    return question, "yes", f"{told}. Each tool with an effect says whether a repeat does harm."
+        return question, "yes", f"{told}. No tool has an effect.{tried}"
+    return question, "yes", f"{told}. Each tool with an effect says whether a repeat does harm.{tried}"
 
 
 def _tested(declared: Declared) -> _Said:

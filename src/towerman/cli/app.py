@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from towerman.cli.journal import journal_app
+from towerman.cli.queue import add_commands
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
@@ -46,6 +47,7 @@ app = typer.Typer(
 )
 
 app.add_typer(journal_app)
+add_commands(app)
 
 _EXIT_CODES = (
     "Exit code 0: all is well. 1: it ran and something was not ok. "
@@ -419,6 +421,8 @@ def _span_as_dict(span: Span) -> dict[str, object]:
         "ended": span.ended,
         "waited_for": list(span.waited_for),
         "still_running": span.still_running,
+        "tokens": span.tokens,
+        "attempts": [list(attempt) for attempt in span.attempts],
     }
 
 

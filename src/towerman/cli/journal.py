@@ -334,7 +334,7 @@ def _print(records: Sequence[Record], none: str) -> None:
         rows.append(
             (
                 str(record.number),
-                _when(record.intended_at),
+                moment(record.intended_at),
                 f"{state}, harmless" if state == "unknown" and record.harmless else state,
                 record.tool,
                 record.run_id,
@@ -351,7 +351,7 @@ def _print(records: Sequence[Record], none: str) -> None:
         print_text("  ".join(cells).rstrip())
 
 
-def _when(instant: float) -> str:
+def moment(instant: float) -> str:
     try:
         return f"{datetime.fromtimestamp(instant).astimezone():%Y-%m-%d %H:%M:%S}"
     except (OverflowError, OSError, ValueError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from towerman.explain.drawing import draw
 from towerman.explain.parts import Edge, Limit, PlannedCall, RateInForce, RefusedCall
@@ -26,6 +27,7 @@ class Explanation:
             is told by `rate_seconds`.
         rate_seconds: for how long rates alone would keep the last of the calls waiting, in seconds, if calls took no
             time.
+        spends: what the calls would take of budgets together, by unit; empty where there are no budgets.
         critical_path: the longest chain of calls each of which waits for the one before, whatever the limits. No
             batch is done before these have run one after another.
         notice: what the model would be told about the batch as a whole, or None.
@@ -40,6 +42,7 @@ class Explanation:
     limits: tuple[Limit, ...] = ()
     rates: tuple[RateInForce, ...] = ()
     rate_seconds: float = 0.0
+    spends: Mapping[str, float] = field(default_factory=dict)
     critical_path: tuple[int, ...] = ()
     notice: str | None = None
     complete: bool = True
@@ -67,6 +70,7 @@ class Explanation:
                     "permits": dict(call.permits),
                     "shared_with": call.shared_with,
                     "merged": call.merged,
+                    "approval": call.approval,
                 }
                 for call in self.calls
             ],
@@ -99,6 +103,7 @@ class Explanation:
                 {"name": one.name, "rate": one.rate, "scope": one.scope, "enforced": one.enforced} for one in self.rates
             ],
             "rate_seconds": self.rate_seconds,
+            "spends": dict(self.spends),
             "critical_path": list(self.critical_path),
             "notice": self.notice,
             "complete": self.complete,
@@ -117,6 +122,7 @@ class Explanation:
             self.limits,
             self.rates,
             self.rate_seconds,
+            self.spends,
             self.critical_path,
             self.complete,
         )

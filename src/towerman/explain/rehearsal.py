@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from towerman import sealing
+from towerman.budgets import Asks, number
 from towerman.calls import COMPATIBLE, IX, ROOT, Outcome, X
 from towerman.errors import Code
 from towerman.explain.explanation import Explanation
@@ -67,6 +68,7 @@ def explain(
             {} if index in shared else _permits(one.wants),
             shared.get(index),
             index in shared and one.merged,
+            one.approval,
         )
         for index, one in enumerate(calls)
         if index in group_of and one.wants is not None
@@ -79,6 +81,9 @@ def explain(
         limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
         rates=_rates([one.wants for index, one in enumerate(calls) if index in group_of]),
         rate_seconds=round(rounds.waited, 6),
+        spends=_spends(
+            one.asks for index, one in enumerate(calls) if index in group_of and (index not in shared or one.merged)
+        ),
         critical_path=_longest_chain(_plan(calls, needs), group_of, shared),
         notice=notice,
         complete=len(hard) <= MAX_EDGES,
@@ -305,6 +310,15 @@ def _longest_chain(plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int
     while chain and chain[-1] in freed_by:
         chain.append(freed_by[chain[-1]])
     return tuple([index for index in reversed(chain) if index not in shared])
+
+
+def _spends(asks: Iterable[Asks | None]) -> dict[str, float]:
+    """What calls take of budgets together."""
+    sums: dict[str, int] = {}
+    for one in asks:
+        for unit, amount in one.some if one is not None else ():
+            sums[unit] = sums.get(unit, 0) + amount
+    return {unit: number(amount) for unit, amount in sums.items()}
 
 
 def _permits(wants: Wants[Lot[int]]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
@@ -22,6 +22,7 @@ def tell(
     limits: Sequence[Limit],
     rates: Sequence[RateInForce],
     rate_seconds: float,
+    spends: Mapping[str, float],
     chain: Sequence[int],
     complete: bool,
 ) -> str:
@@ -39,7 +40,8 @@ def tell(
         lines += ["", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}"]
         for index in group:
             call = by_index[index]
-            told = printable(", ".join((*call.touches, *pools(call)))) or INDEPENDENT
+            asks = ("needs approval",) if call.approval else ()
+            told = printable(", ".join((*call.touches, *pools(call), *asks))) or INDEPENDENT
             lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}")
             if call.told:
                 lines.append(f"  {'':{width}}    {call.told}")
@@ -57,6 +59,8 @@ def tell(
         lines.append(f"rates: {told}")
         if rate_seconds:
             lines.append(f"the rates alone keep the last call waiting for {rate_seconds:g} s")
+    if spends:
+        lines.append(f"would spend: {', '.join(f'{amount:,g} {unit}' for unit, amount in spends.items())}")
     if not complete:
         lines += ["", "There are more reasons to wait than are listed here; the groups take all of them into account."]
     if len(groups) > 1:

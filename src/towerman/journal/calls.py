@@ -120,14 +120,20 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
         "run", and it is written; or what is to be done instead, and the record that says so.
 
     Raises:
-        Unsettled: the claim that it comes under is another worker's by now.
+        Unsettled: the claim that it comes under is another worker's by now, or the call was cancelled.
     """
     if intent.claim is not None:
         row = session.db.execute(
-            "SELECT 1 FROM deferred WHERE claim = ? AND state = 'claimed'", (intent.claim,)
+            "SELECT 1 FROM deferred WHERE claim = ? AND state = 'claimed' AND NOT stop", (intent.claim,)
         ).fetchone()
         if row is None:
-            raise Unsettled("another worker has this call by now")
+            raise Unsettled("another worker has this call by now, or it was cancelled")
+    elif intent.key is not None:
+        row = session.db.execute(
+            "SELECT 1 FROM deferred WHERE key = ? AND state IN ('queued', 'claimed')", (intent.key,)
+        ).fetchone()
+        if row is not None:
+            return "deferred", None
     key = intent.key if intent.key is not None else intent.token
     record = look_up(session, [key]).get(key) if intent.key is not None else None
     told = verdict(record, intent.digest, harmless=intent.harmless)
@@ -356,11 +362,19 @@ def settle(session: Session, number: int, applied: bool, by: str | None, text: s
     now = session.wall()
     if applied:
         session.db.execute(
-            "UPDATE deferred SET state = 'done', ended_at = ? WHERE key = ? AND state = 'unknown'", (now, key)
+            "DELETE FROM arguments WHERE kind = 'queued' AND ref IN "
+            "(SELECT handle FROM deferred WHERE key = ? AND state = 'unknown')",
+            (key,),
+        )
+        session.db.execute(
+            "UPDATE deferred SET state = 'done', outcome = 'ok', code = NULL, ended_at = ? "
+            "WHERE key = ? AND state = 'unknown'",
+            (now, key),
         )
     else:
         session.db.execute(
-            "UPDATE deferred SET state = 'queued', owner = NULL, claim = NULL WHERE key = ? AND state = 'unknown'",
+            "UPDATE deferred SET state = 'queued', outcome = NULL, code = NULL, owner = NULL, claim = NULL, stop = 0 "
+            "WHERE key = ? AND state = 'unknown'",
             (key,),
         )
     after = session.db.execute(f"SELECT {_COLUMNS} FROM calls c WHERE c.id = ?", (number,)).fetchone()

@@ -32,8 +32,10 @@ from towerman.records import (
     Answer,
     Approval,
     ApprovalState,
+    ClaimState,
     Deferred,
     DeferredState,
+    Due,
     Intent,
     JournalUnavailable,
     Record,
@@ -380,60 +382,119 @@ class Journal:
 
     # ---------------------------------------------------------------- deferred calls
 
-    def enqueue(self, call: Deferred, arguments: bytes) -> Future[Deferred]:
+    def enqueue(
+        self,
+        call: Deferred,
+        arguments: bytes,
+        *,
+        behind: Sequence[str] = (),
+        most: Sequence[tuple[str | None, int]] = (),
+    ) -> Future[Deferred]:
         """Put a call into the queue; one of its identity that is there already is returned in its place.
 
         Args:
             call: what is put in.
             arguments: of the call.
+            behind: handles of the calls that it comes behind: it joins their chains, and makes them one.
+            most: (a tool's name, or None for all, how many may wait) pairs.
+
+        The future fails with `QueueFull` where as many wait as may.
 
         Raises:
             PolicyError: the journal stores no arguments.
         """
         if not self.keeps_arguments:
             raise PolicyError("journal: it stores no arguments, so nothing can be deferred; say arguments=True")
-        return self._writer.ask(lambda session: deferred.enqueue(session, call, arguments))
+        return self._writer.ask(lambda session: deferred.enqueue(session, call, arguments, behind, most))
 
     def claim_next(
-        self, tools: Sequence[str] | None = None, limit: int = 1
+        self,
+        tools: Sequence[str] | None = None,
+        limit: int = 1,
+        *,
+        busy: Sequence[str] = (),
+        foreign_before: float | None = None,
     ) -> Future[list[tuple[Deferred, bytes | None]]]:
         """Take the next calls of the queue: (call, arguments). No call goes to two who ask.
 
         Args:
             tools: names that this worker has; None: any.
             limit: how many at most.
+            busy: names of tools of which it takes none now.
+            foreign_before: Unix time; of what was queued before it, also what names a tool that this worker has not.
         """
-        return self._writer.ask(lambda session: deferred.claim_next(session, tools, limit))
+        return self._writer.ask(
+            lambda session: deferred.claim_next(session, tools, limit, busy=busy, foreign_before=foreign_before)
+        )
+
+    def due(
+        self, tools: Sequence[str] | None = None, *, busy: Sequence[str] = (), foreign_before: float | None = None
+    ) -> Future[Due]:
+        """What the queue has for a worker; takes nothing.
+
+        Args:
+            tools: as `claim_next` takes them.
+            busy: as there.
+            foreign_before: as there.
+        """
+        return self._writer.ask(
+            lambda session: deferred.due(session, tools, busy=busy, foreign_before=foreign_before), writes=False
+        )
+
+    def claims(self, held: Sequence[bytes]) -> Future[dict[bytes, ClaimState]]:
+        """What has become of a worker's claims.
+
+        Args:
+            held: the claims.
+        """
+        return self._writer.ask(lambda session: deferred.claims(session, held), writes=False)
 
     def requeue_dead(self) -> Future[tuple[int, int]]:
         """Look after the claims of dead workers: (how many wait again, how many are unknown)."""
         return self._writer.ask(deferred.requeue_dead)
 
-    def finish_deferred(self, claim: bytes, answer: Answer) -> Future[bool]:
+    def finish_deferred(
+        self, claim: bytes, answer: Answer, state: Literal["done", "cancelled", "unknown"] = "done"
+    ) -> Future[bool]:
         """Write what a claimed call came to; tried again until it is done. False: it is another worker's by now.
 
         Args:
             claim: the worker's.
             answer: what it came to.
+            state: "cancelled" for one that never began; "unknown" for one whose work was cut off.
         """
-        return self._writer.ask(lambda session: deferred.finish(session, claim, answer), again=True)
+        return self._writer.ask(lambda session: deferred.finish(session, claim, answer, state), again=True)
 
-    def give_back(self, claim: bytes, *, not_before: float = 0.0) -> Future[bool]:
+    def give_back(self, claim: bytes, *, wait: float = 0.0) -> Future[bool]:
         """Put a claimed call back, unstarted.
 
         Args:
             claim: the worker's.
-            not_before: Unix time before which nobody takes it.
+            wait: seconds for which nobody takes it, since there was no room for it.
         """
-        return self._writer.ask(lambda session: deferred.give_back(session, claim, not_before), again=True)
+        return self._writer.ask(lambda session: deferred.give_back(session, claim, wait), again=True)
 
-    def cancel_deferred(self, handle: str) -> Future[bool]:
-        """Take a call back that waits in the queue; False where it does not wait there.
+    def cancel_deferred(self, handle: str) -> Future[DeferredState | None]:
+        """Take a call back: "cancelled"; or it is with a worker, which is told to stop: "claimed".
 
         Args:
             handle: its name.
+
+        Another state: it could not be cancelled. None: there is no call of this handle.
         """
         return self._writer.ask(lambda session: deferred.cancel(session, handle))
+
+    def deferred_by(self, keys: Sequence[bytes]) -> Future[dict[bytes, tuple[Deferred, Answer | None]]]:
+        """Deferred calls by their identities, each with its answer.
+
+        Args:
+            keys: where identities are stored (`records.place`).
+        """
+        return self._writer.ask(lambda session: deferred.by_keys(session, keys), writes=False)
+
+    def deferred_counts(self) -> Future[dict[str, int]]:
+        """How many deferred calls there are of each state."""
+        return self._writer.ask(deferred.counts, writes=False)
 
     def deferred(self, handle: str) -> Future[tuple[Deferred, Answer | None] | None]:
         """One deferred call and its answer, or None.

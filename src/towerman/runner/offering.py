@@ -23,7 +23,7 @@ from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import NOT_STARTED, Job, Join, Owner, Slot, Work
+from towerman.work import NOT_STARTED, Again, Handing, Job, Join, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -47,7 +47,9 @@ class Offering(Sharing):
         self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
+        self._resting: list[Again] = []  # a heap: calls that wait to be tried again
         self._joins: dict[Join, None] = {}
+        self._handings: dict[Handing, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -77,6 +79,10 @@ class Offering(Sharing):
         """A fault of Towerman's own."""
         raise NotImplementedError  # pragma: no cover - of the ends
 
+    def _diverted(self, work: Work, index: int) -> bool:
+        """A call is ready: does it go into the durable queue, or was it put there before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _on_timer(self) -> None:
         """The timer has fired."""
         raise NotImplementedError  # pragma: no cover - the shell's
@@ -86,11 +92,17 @@ class Offering(Sharing):
     def _ready(self, work: Work, ready: Iterable[int]) -> list[Offer[Owner]]:
         """The offers of calls that are ready."""
         now = self.core.now()
+        gated = work.gated
         offers: list[Offer[Owner]] = []
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
-                offers.append((want, (work, index), now))
+                if work.deferral is not None and self._diverted(work, index):
+                    continue
+                if gated is not None and index in gated and not gated[index].cleared:
+                    self._ask_soon(work, index)
+                else:
+                    offers.append((want, (work, index), now))
             elif work.joins and index in work.joins:
                 work.joins[index].ready = True
         return offers
@@ -121,6 +133,10 @@ class Offering(Sharing):
         if work.joins:
             for index in work.joins.keys() & calls:
                 work.joins[index].ready = True
+        if work.deferral is not None:
+            for index in calls:
+                if work.wants[index] is not None and work.results[index] is None:
+                    self._diverted(work, index)
         with core.lock:
             decided = gather(core) if core.strays else []
             if work.generation != core.generation:
@@ -223,6 +239,7 @@ class Offering(Sharing):
         for work in list(self.works):
             self._stray(work)
         self.works.clear()
+        self._resting.clear()
         self.port.lose()
         self._pass_on()
 
@@ -276,6 +293,14 @@ def gather(core: Core) -> list[Slot]:
                     decided += gate.cancel(entry, now)
             # A thread goes on, and hands back what it held when it ends.
             jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            if lost.asking:
+                core.asking -= len(lost.asking)
+                lost.asking.clear()
+            for again in lost.again.values() if lost.again is not None else ():
+                core.backing_off -= again.resting
+                again.resting = False
+            if lost.shares is not None:
+                lost.shares.forsake()
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:

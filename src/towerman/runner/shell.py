@@ -21,13 +21,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from towerman import sealing
-from towerman.bounds import Encoded, EncodingError
+from towerman.bounds import Encoded, EncodingError, Large
+from towerman.budgets import Lack
 from towerman.calls import Batch
 from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.filing import Filing
+from towerman.runner.deferring import Deferring
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -56,7 +57,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Filing):
+class Shell(Deferring):
     """The runner of one event loop."""
 
     def __init__(
@@ -114,11 +115,18 @@ class Shell(Filing):
                     self._close(work, "cancelled", "cancelled", _reason_of(caught))
         if work.given_up:
             self._take_back(work)
+        if core.budgeted:
+            try:
+                self._sum_up(work)
+            except Exception as fault:  # every call has its result
+                work.error = work.error or fault
         run.works.pop(work, None)
         self.works.pop(work, None)
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
+            if core.policy.count_tokens is not None:
+                self._count_large(work)
         if work.error is not None and (interrupted is None or not isinstance(work.error, Exception)):
             raise work.error
         if interrupted is not None:
@@ -179,11 +187,19 @@ class Shell(Filing):
         """Start the handler of a granted call."""
         work, index = entry.owner
         keywords = own = work.keywords[index]
+        if work.shares is not None and keywords is not None and work.closing is None:
+            lack = self._pay(work, index)
+            if lack is not None:
+                self._give_back(entry)
+                self._unpaid(entry, lack)
+                return
         if work.groups is not None and keywords is not None and work.closing is None:
             keywords = self._joined(work, index, keywords)
         if keywords is None or work.closing is not None or work.results[index] is not None:
             self._give_back(entry)
             self._seal_closed(work, index)
+            return
+        if work.gated is not None and not self._cleared(work, index, keywords, entry):
             return
         core = self.core
         now = core.now()
@@ -195,9 +211,12 @@ class Shell(Filing):
         job = work.jobs[index] = Job(work, index, entry, tool, now, due)
         if due < self._timer_at:
             self._arm(due)
+        if tool.retry is not None:
+            keywords = self._attempt(job, keywords)
         if core.emit is not None:
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
-            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
         if work.filed is not None and not tool.effect_free and self._intend(job, keywords, own or keywords):
             return
         self._launch(job, keywords)
@@ -231,6 +250,14 @@ class Shell(Filing):
                     message = "Not started: the loop's task factory made no task for it."
                     self._never_started(job, "handler_error", message, "error")
 
+    def _unpaid(self, entry: Slot, lack: Lack) -> None:
+        """Charges of others have used up a budget while a call waited: it does not start."""
+        work, index = entry.owner
+        waited = self.core.now() - entry.since if entry.blocked_by else 0.0
+        waited_for = work.waited_for.get(index, ()) + entry.blocked_by
+        self._refuse_lack(work, index, lack, waited=waited, waited_for=waited_for)
+        self._settle(work, index, False)
+
     def _begin(self, job: Job, keywords: dict[str, object]) -> None:
         """The handler's first line is next: its run time counts from here."""
         tool, work = job.tool, job.work
@@ -244,7 +271,8 @@ class Shell(Filing):
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:
-            self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, job.index, "started", waited=job.granted - job.entry.since, attempt=attempt)
 
     def _mark_begun(self, job: Job, now: float) -> None:
         """A call that counts in rates begins; whoever waits for that may be due earlier."""
@@ -311,7 +339,8 @@ class Shell(Filing):
             value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return value, sealing.encoded(tool, value)
+        encoded = sealing.encoded(tool, value, self._kept(tool, patient=True))
+        return value, self._bounded(job, encoded) if type(encoded) is Large else encoded
 
     def _thread_done(self, job: Job, value: object, error: BaseException | None) -> None:
         """On the loop: a worker thread has ended its call."""
@@ -346,6 +375,8 @@ class Shell(Filing):
                 decided = core.gate.tick(now)
                 notes = self._notes()
             self._take(decided, notes)
+        if self._resting:
+            self._wake(now)
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
@@ -355,9 +386,11 @@ class Shell(Filing):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due())
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
         if self._joins:
             following = min(following, self._look_at_joins(now))
+        if self._handings:
+            following = min(following, self._look_at_handings(now))
         if following < self._timer_at:
             self._arm(following)
 
@@ -388,6 +421,8 @@ class Shell(Filing):
             waiting = core.gate.anybody
             notes = self._notes()
         self._take(decided, notes)
+        if not self.works:
+            self._resting.clear()
         if self._timer is not None and not self.works and not waiting:
             self._timer.cancel()
             self._timer = None

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -433,6 +434,7 @@ class Rehearsal:
         old = tower._core
         core = tower._core = Core(tower.options, Gate(Ledger()), self._clock)
         core.emit = old.emit
+        core.random = Random(0).random  # the same pauses in every rehearsal
         compiled = tower._compiled
         vars(tower).update(
             _declared=dict(tower._declared),

@@ -6,7 +6,9 @@ Four files, each standing on those before it: `statistics` is numbers at one ins
 
 from towerman.tower.run import Run
 from towerman.tower.statistics import (
+    ApprovalStatistics,
     BreakerStatistics,
+    BudgetStatistics,
     JournalStatistics,
     PoolStatistics,
     RateStatistics,
@@ -14,4 +16,14 @@ from towerman.tower.statistics import (
 )
 from towerman.tower.tower import Tower
 
-__all__ = ["BreakerStatistics", "JournalStatistics", "PoolStatistics", "RateStatistics", "Run", "Statistics", "Tower"]
+__all__ = [
+    "ApprovalStatistics",
+    "BreakerStatistics",
+    "BudgetStatistics",
+    "JournalStatistics",
+    "PoolStatistics",
+    "RateStatistics",
+    "Run",
+    "Statistics",
+    "Tower",
+]

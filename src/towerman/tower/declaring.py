@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
 
 from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
 from towerman.core import Core
@@ -27,18 +27,21 @@ from towerman.policy import (
     Declared,
     Merge,
     OnDuplicate,
+    OnRefusal,
     Pool,
     Preset,
     Rate,
+    Retry,
     RunIn,
     TowerPolicy,
     WhenBusy,
+    budgets_of,
     only_known,
     pools_of,
     seconds,
     shown,
 )
-from towerman.tools import Tool, compile_tool, name_of_tool
+from towerman.tools import READS_RESULTS, Tool, compile_tool, name_of_tool
 from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
@@ -145,24 +148,31 @@ class Declaring:
         only_call: bool | None = None,
         read_only: bool | None = None,
         idempotent: bool | None = None,
+        retry: int | Retry | None = None,
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
         rate: str | Rate | Mapping[str, float] | None = None,
         breaker: bool | Breaker | Mapping[str, float] | None = None,
+        spends: float | Mapping[str, float] | Callable[..., object] | None = None,
+        max_repeats: int | Literal["any"] | None = None,
         timeout: float | None = None,
         max_wait: float | None = None,
         max_queued: int | None = None,
         when_busy: WhenBusy | None = None,
+        on_refusal: OnRefusal | None = None,
         preset: Preset | None = None,
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
         summarize: Callable[..., object] | None = None,
+        protect: bool | None = None,
         share_identical: bool | None = None,
         merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
         on_duplicate: OnDuplicate | None = None,
+        requires_approval: bool | Callable[..., bool] | None = None,
+        still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -182,20 +192,33 @@ class Declaring:
             only_call: may not share a batch with other calls.
             read_only: no side effect; default: True for a tool that only reads.
             idempotent: repeating it is harmless.
+            retry: attempts in all, or a `Retry`: a call that fails for a reason that may pass is tried again, admitted
+                anew each time. Only with `read_only` or `idempotent`; each attempt gets the same idempotency key.
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
             rate: how many of its calls may start in how long, in this process: "10/s", "100/min", "3/5s" (no window of
                 that length holds more starts), or `Rate`.
             breaker: refuse its calls for a while when they keep failing: `Breaker`, or True for the usual numbers.
+            spends: what one call takes of budgets: a number of calls, units with their amounts (`{"tokens": 500,
+                "cost": 0.02}`; of "calls" it takes one unless it says otherwise), or a function of the arguments that
+                gives either. A unit with 0 is one of which it takes nothing for sure, so that it runs also when that is
+                used up.
+            max_repeats: in how many turns, one after the other, a run may make the same call of it; or "any".
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
-            when_busy: "wait" or "reject".
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            when_busy: "wait", "reject" or "defer" (into the journal's queue).
+            on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
+                result, or "end_turn": `BatchResult.end_turn` is set.
+            preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
-            summarize: takes an oversized value, gives a shorter one.
+            summarize: takes an oversized value, gives a shorter one, which the model is told in its place. Called on a
+                worker thread once the handler has returned, for at most 10 seconds of the call's time; it may be a
+                coroutine function, which runs on a loop of its own there. Where it fails or takes longer, the value is
+                cut.
+            protect: its results are trimmed last where the results of a batch are too large together.
             share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
                 result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
                 the next one runs.
@@ -208,6 +231,11 @@ class Declaring:
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
             on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
                 its answer, "conflict" is refused; default: the tower's.
+            requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
+                whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
+            still_valid: a plain function of the arguments, asked when an approved call is about to start, after every
+                wait: is what was approved still right? False refuses the call, `approval_expired`. Called on the event
+                loop: it should be quick.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.
@@ -256,6 +284,11 @@ class Declaring:
         known: Tool | None = None,
     ) -> Tool:
         merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
+        if getattr(function, READS_RESULTS, False) is True:
+            from towerman.tower.reader import OPTIONS
+
+            touches = any(merged.get(key) is not None for key in ("reads", "writes", "sequential", "independent"))
+            merged = {**({"read_only": True} if touches else OPTIONS), **merged}
         tower = layers.options
         try:
             return compile_tool(name, function, merged, tower, Context, tower.pools, known)
@@ -302,8 +335,10 @@ class Declaring:
                 more falls back to the environment and the defaults. `tower.configure(tower.config)` reads the file
                 anew.
             tools: options of tools by pattern, as `policy` takes them.
-            options: those of the tower, by name; they win over file and environment from now on. Of `pools` only those
-                that are named change; a number changes a pool's permits and leaves the rest of it as it is.
+            options: those of the tower, by name; they win over file and environment from now on. Of `pools` and
+                `budgets` only those that are named change; a number changes a pool's permits and leaves the rest of it
+                as it is, a budget of None is taken away. Budgets of runs and batches hold for those that begin
+                afterwards; of the others what is spent stays spent.
 
         Returns:
             What is different now; empty where nothing is.
@@ -343,7 +378,8 @@ class Declaring:
         with self._changing:
             before = self._layers
             pools = {**pools_of(before.given.get("pools")), **pools_of(given.get("pools"))}
-            arguments = {**before.given, **given, "pools": pools}
+            budgets = {**budgets_of(before.given.get("budgets")), **budgets_of(given.get("budgets"))}
+            arguments = {**before.given, **given, "pools": pools, "budgets": budgets}
             config, merged = settled(before.config if source is None else source, arguments)
             options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
             after = Layers(options, config, arguments, (*before.rules, *rules))

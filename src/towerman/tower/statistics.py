@@ -100,6 +100,57 @@ class JournalStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovalStatistics:
+    """Approvals of one tower, from its beginning to one instant.
+
+    Args:
+        asked: calls for which a person was asked.
+        approved: requests that were answered yes.
+        denied: requests that were answered no.
+        expired: requests and approvals whose time was over before their calls could start.
+        undecided: calls that came back pending: nobody was there to ask, or nobody had decided.
+        ignored: decisions that came when there was another one already, or too late.
+        failed: approvers that raised, or answered something else than a decision or None.
+        open: approvers that are at work now.
+    """
+
+    asked: int = 0
+    approved: int = 0
+    denied: int = 0
+    expired: int = 0
+    undecided: int = 0
+    ignored: int = 0
+    failed: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatistics:
+    """One budget at one instant. Amounts are by unit.
+
+    Args:
+        limits: what may be spent.
+        spent: what is spent, in the present window of a budget that renews; also of units without a limit. Charges may
+            bring it past the limit.
+        reserved: what calls that have not started have set aside.
+        refused: calls that it has refused; none with mode="observe".
+        scope: whom it counts for.
+        per: the window in which it renews, a name or seconds; None: never.
+        renews_in: seconds until then, or None.
+        seconds_left: seconds of the run's time that are left; None where that has no limit.
+    """
+
+    limits: Mapping[str, float]
+    spent: Mapping[str, float]
+    reserved: Mapping[str, float]
+    refused: int
+    scope: str
+    per: str | float | None
+    renews_in: float | None
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """The tower at one instant.
 
@@ -107,6 +158,7 @@ class Statistics:
         pools: by name; `process` is the tower's max_concurrency, `run:ID` a run's, `tool:NAME` a tool's own limit.
         rates: rate limits by name: `tool:NAME`, or a pool's name.
         breakers: circuit breakers by name, in the same way.
+        budgets: by name: `run:ID` of an open run, `tenant:NAME` (`tenant:` of runs without one), `process`.
         runs: runs that are open.
         running: calls whose handlers are at work and whose results are open.
         waiting: calls in the gate's queue.
@@ -115,7 +167,10 @@ class Statistics:
         rejections: sealed results by code.
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        approvals: what people were asked, and what they said.
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -123,6 +178,12 @@ class Statistics:
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
+        result_bytes: bytes of the results that batches came to, as the model is sent them.
+        result_tokens: what these take of the model's context, about.
+        results_kept: results that are kept whole in memory, since they were too large.
+        kept_bytes: bytes that these take, about.
+        results_dropped: those that went before their time, since there was no room.
+        results_unwritten: those that a folder or another store did not take.
         events_sent: events handed to observers, counted for each of them.
         events_pending: those that have not been delivered yet.
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
@@ -134,6 +195,7 @@ class Statistics:
     pools: Mapping[str, PoolStatistics]
     rates: Mapping[str, RateStatistics]
     breakers: Mapping[str, BreakerStatistics]
+    budgets: Mapping[str, BudgetStatistics]
     runs: int
     running: int
     waiting: int
@@ -142,7 +204,10 @@ class Statistics:
     rejections: Mapping[str, int]
     orphans: int
     orphans_released: int
+    approvals: ApprovalStatistics
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float
@@ -150,6 +215,12 @@ class Statistics:
     promotions: int
     late_events: int
     threads: int
+    result_bytes: int
+    result_tokens: int
+    results_kept: int
+    kept_bytes: int
+    results_dropped: int
+    results_unwritten: int
     events_sent: int
     events_pending: int
     events_dropped: int

@@ -18,18 +18,21 @@ from datetime import datetime
 from fnmatch import translate
 from functools import partial, wraps
 from types import TracebackType
-from typing import TYPE_CHECKING, ParamSpec, Self, cast
+from typing import TYPE_CHECKING, Literal, ParamSpec, Self, cast
 from weakref import WeakSet
 
+from towerman.budgets import number
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
-from towerman.errors import PolicyError
+from towerman.errors import InputError, PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     TOWER_OPTIONS,
+    Budget,
     Mode,
     OnDuplicate,
     OnExcess,
@@ -39,6 +42,9 @@ from towerman.policy import (
     TowerPolicy,
     Undeclared,
     WhenBusy,
+    budget_of,
+    budgets_of,
+    check_budget,
     flag,
     name_of,
     pools_of,
@@ -47,19 +53,31 @@ from towerman.policy import (
     told_rate,
     whole,
 )
+from towerman.rates import MICRO, micros
+from towerman.rates import NEVER as RATE_NEVER
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
-from towerman.tower.statistics import BreakerStatistics, JournalStatistics, PoolStatistics, RateStatistics, Statistics
+from towerman.tower.statistics import (
+    ApprovalStatistics,
+    BreakerStatistics,
+    BudgetStatistics,
+    JournalStatistics,
+    PoolStatistics,
+    RateStatistics,
+    Statistics,
+)
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approver
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
     from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
     from towerman.watched import Watched
@@ -108,23 +126,40 @@ class Tower(Declaring):
         max_concurrency: calls that may run at once in this process, over all runs.
         run_concurrency: calls of one run that may run at once.
         pools: named limits that tools share: name to permits or `Pool`. Pools of the file with other names stay.
+        budgets: how much may be spent, by whom it counts for, each a `Budget` or a mapping of its arguments: "batch"
+            (the calls of one response, with what their handlers call), "run" (each run that brings no budget of its
+            own), "tenant" (each tenant, over its runs; those without one share one), "tenant:NAME" (that tenant, in
+            place of "tenant"), "process" (all of it).
         max_calls_per_batch: calls that are run for one response.
+        max_repeats: in how many turns, one after the other, a run may make the same call with nothing new in between
+            (a turn with a call that has an effect and is new itself); it is answered `repeated_call` then. "any": there
+            is no bound.
         on_excess: "tell" runs the first calls in emitted order and answers the rest `call_cap`; "queue" runs all,
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
             emitted order within its run), "exclusive" (alone in the process), "independent".
-        when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
+        when_busy: "wait" (in a bounded queue, with a deadline), "reject" (answered at once) or "defer" (put into the
+            journal's queue, for a worker to run; answered `pending` with a handle).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
         grace: seconds a call that was told to stop has for cleaning up.
         on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
             until its work ends, or "release" at once.
+        approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
+        results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
+            folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
+            `read`.
+        result_lifetime: seconds that they are kept.
+        max_stored_bytes: bytes that all of them together may take; the oldest goes first. One that takes more than
+            half of it is not kept.
+        count_tokens: gives the tokens that a text takes, for timelines and reports; default: its bytes / 4. Called on
+            whatever thread asks, so it must be safe there; where it fails, the default counts.
         observers: callables that take an `Event`; each is served by a thread of its own.
-        mode: "enforce", or "observe": pools and concurrency limits hold nobody back, and `report()` says what they
-            would have held back. Nothing else is relaxed: not order and resources, not permission,
+        mode: "enforce", or "observe": pools, rates, budgets and concurrency limits hold nobody back, and `report()`
+            says what they would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
@@ -152,7 +187,9 @@ class Tower(Declaring):
         max_concurrency: int = 32,
         run_concurrency: int = 8,
         pools: Mapping[str, int | Pool] | None = None,
+        budgets: Mapping[str, Budget | Mapping[str, object] | None] | None = None,
         max_calls_per_batch: int = 25,
+        max_repeats: int | Literal["any"] = "any",
         on_excess: OnExcess = "tell",
         undeclared: Undeclared = "ordered",
         when_busy: WhenBusy = "wait",
@@ -161,8 +198,13 @@ class Tower(Declaring):
         timeout: float = 300.0,
         grace: float = 5.0,
         on_orphan: OnOrphan = "hold",
+        approval_lifetime: float = 3600.0,
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
+        results: str | os.PathLike[str] | ResultStore = "auto",
+        result_lifetime: float = 3600.0,
+        max_stored_bytes: int = 67_108_864,
+        count_tokens: Callable[[str], int] | None = None,
         observers: Iterable[Observer] = (),
         mode: Mode = "enforce",
         debug: bool = False,
@@ -173,7 +215,8 @@ class Tower(Declaring):
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
-        self.options = TowerPolicy(**{**given, "pools": pools_of(pools)})
+        kept = {name: budget for name, budget in budgets_of(budgets).items() if budget is not None}
+        self.options = TowerPolicy(**{**given, "pools": pools_of(pools), "budgets": kept})
         self._layers = Layers(self.options, cast("Config", config), {}, ())  # it was read on the way in, see above
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
@@ -204,6 +247,10 @@ class Tower(Declaring):
         if tally is not None:
             self.add_observer(tally)
         self._limits.add_process()
+        if self.options.results == "journal" and self._journal is None:
+            raise PolicyError("results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'")
+        if self.options.results not in KINDS_OF_STORAGE:
+            self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
@@ -236,7 +283,7 @@ class Tower(Declaring):
         for tool in core.tools.values():
             limits.add_tool(tool)
         for state in self._runs.values():
-            state.renew(core.gate.open_flow(state.number, state.flow.window, state.limit))
+            state.renew(core.gate.open_flow(state.number, state.flow.window, state.flow.limit, state.flow.over))
             limits.add_run(state)
         if self._follower is not None:
             self._follower = None  # its thread is the parent's, and may have held its locks
@@ -273,9 +320,11 @@ class Tower(Declaring):
         tenant: str | None = None,
         deps: object = None,
         priority: int = 0,
+        budget: Budget | Mapping[str, object] | None = None,
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Run:
@@ -286,9 +335,15 @@ class Tower(Declaring):
             tenant: whom it belongs to, for pools of scope "tenant".
             deps: whatever its handlers need; they get it as `Context.deps`.
             priority: higher goes first; 0 is the middle.
+            budget: how much it may spend, in place of the tower's budget for runs; a `Budget`, or a mapping of its
+                arguments. Those of its tenant and of the process count beside it.
             deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
+            approver: asks a person about each call that needs approval: an async function that takes an
+                `ApprovalRequest` and returns `Approved`, `Denied`, or None where nobody has decided; `ask_terminal` is
+                one. Without one such calls come back pending. Called on the event loop, in the caller's context, at
+                most once for a call; cancelled when nobody waits for its answer any more.
             max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
             fail_fast: after the first failure of a batch nothing more of it starts, and what runs without side effects
                 is
@@ -302,9 +357,11 @@ class Tower(Declaring):
             tenant=tenant,
             deps=deps,
             priority=priority,
+            budget=budget,
             deadline=deadline,
             allow=allow,
             deny=deny,
+            approver=approver,
             max_concurrency=max_concurrency,
             fail_fast=fail_fast,
         )
@@ -319,6 +376,11 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
+        """Open a run for a worker."""
+        asked = cast("Approver | None", approver)
+        return self.run(run_id, tenant=tenant, priority=priority, deps=deps, approver=asked)._state
+
     def _checked_run(
         self,
         *,
@@ -326,9 +388,11 @@ class Tower(Declaring):
         tenant: str | None = None,
         deps: object = None,
         priority: int = 0,
+        budget: Budget | Mapping[str, object] | None = None,
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Callable[[Core, int], RunState]:
@@ -340,6 +404,10 @@ class Tower(Declaring):
         if tenant is not None:
             name_of("tenant", tenant)
         flag("fail_fast", fail_fast)
+        if approver is not None and not callable(approver):
+            raise PolicyError(
+                f"approver: an async function that takes an ApprovalRequest; got {type(approver).__name__[:80]}"
+            )
         if deadline is not None and not isinstance(deadline, int | float | datetime):
             raise PolicyError(
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
@@ -350,9 +418,17 @@ class Tower(Declaring):
             raise PolicyError(str(wrong)) from None
         window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
         may_call = _permission(allow, deny)
+        own = None if budget is None else check_budget("budget", "run", budget_of("budget", budget))
 
         def open_run(core: Core, number: int) -> RunState:
-            flow = core.gate.open_flow(number, window, limit)
+            spends = own or core.policy.budgets.get("run")
+            over = NEVER
+            if spends is not None and spends.seconds is not None and core.policy.mode == "enforce":
+                over = core.now() + spends.seconds
+            if over < limit:
+                flow = core.gate.open_flow(number, window, over, ("budget_exhausted", "budget of run (seconds)"))
+            else:
+                flow = core.gate.open_flow(number, window, limit)
             state = RunState(
                 number,
                 run_id or f"{self._prefix}-{number}",
@@ -363,7 +439,9 @@ class Tower(Declaring):
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                approver=approver,
                 own_window=max_concurrency is not None,
+                budget=own,
             )
             (self._limits if core is self._core else Limits(core)).add_run(state)
             return state
@@ -452,6 +530,24 @@ class Tower(Declaring):
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
             return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
+    async def submit(
+        self, calls: object, *, format: str | None = None, batch_id: str | None = None, **run_options: object
+    ) -> BatchResult:
+        """Put every call of a batch into the journal's queue, in a run of its own; see `Run.submit`.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
+            run_options: those of `run`; its id, tenant and priority go with the calls.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
+            return await run.submit(calls, format=format, batch_id=batch_id)
+
     def execute_sync(
         self,
         calls: object,
@@ -492,6 +588,11 @@ class Tower(Declaring):
         self._shells.rest()
 
     # ---------------------------------------------------------------- looking in, ending
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal, which can also be asked; None where there is none."""
+        return self._journal
 
     def add_observer(self, observer: Observer) -> None:
         """Let one more observer see the events from now on.
@@ -545,13 +646,17 @@ class Tower(Declaring):
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             rates, breakers = self._timed_statistics()
+            approvals = ApprovalStatistics(**core.approvals, open=core.asking)
+            budgets = self._budget_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
+        kept = core.made_keeper.statistics() if core.made_keeper is not None else None
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
             rates=rates,
             breakers=breakers,
+            budgets=budgets,
             runs=len(self._runs),
             running=gate["running"],
             waiting=gate["parked"],
@@ -560,7 +665,10 @@ class Tower(Declaring):
             rejections=codes,
             orphans=core.orphans,
             orphans_released=core.orphans_released,
+            approvals=approvals,
             shared=core.shared,
+            retries=core.retries,
+            backing_off=core.backing_off,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,
@@ -568,6 +676,12 @@ class Tower(Declaring):
             promotions=gate["promotions"],
             late_events=gate["late_events"],
             threads=core.workers.statistics()["threads"],
+            result_bytes=core.told_bytes,
+            result_tokens=core.counter.of_total(core.told_bytes),
+            results_kept=kept.results if kept is not None else 0,
+            kept_bytes=kept.bytes if kept is not None else 0,
+            results_dropped=kept.dropped if kept is not None else 0,
+            results_unwritten=kept.unwritten if kept is not None else 0,
             events_sent=sent["sent"],
             events_pending=sent["pending"],
             events_dropped=sent["dropped"],
@@ -594,20 +708,45 @@ class Tower(Declaring):
         gate, ledger = self._core.gate, self._core.gate.ledger
         if not ledger.timed:
             return {}, {}
-        ledger.at(self._core.now())
+        now = max(micros(self._core.now()), ledger.instant)
         rates = {}
         for key, meter in ledger.meters.items():
             numbers = meter.pace.numbers
             told = None if numbers is None else told_rate(*numbers)
-            left = meter.seconds_left(0) if meter.enforced else 0.0
+            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
             name = self._shown(key.removeprefix("rate:"))
             rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
         breakers = {}
         for key, fuse in ledger.fuses.items():
             circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
-            state = circuit.state(ledger.instant)
+            state = circuit.state(now)
             breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
         return rates, breakers
+
+    def _budget_statistics(self) -> dict[str, BudgetStatistics]:
+        """Budgets at this instant; under the lock."""
+        core, book = self._core, self._core.purse
+        if not core.budgeted:
+            return {}
+        book.at(micros(core.now()))
+        us = book.roll(book.accounts.values())
+        budgets = {}
+        for key, account in book.accounts.items():
+            name = self._shown(key) if account.scope == "run" else key
+            if name in budgets:  # open runs may share an id
+                name = f"{name} ({key.rpartition(':')[2]})"
+            per = account.per
+            budgets[name] = BudgetStatistics(
+                {unit: number(amount) for unit, amount in account.limits.items()},
+                {unit: number(amount) for unit, amount in account.spent.items()},
+                {unit: number(amount) for unit, amount in account.reserved.items()},
+                account.refused,
+                account.scope,
+                number(per) if isinstance(per, int) else per,
+                number(account.ends - us) if account.ends < RATE_NEVER else None,
+                max(0.0, number(account.until - us)) if account.until < RATE_NEVER else None,
+            )
+        return budgets
 
     def report(self) -> ObserveReport:
         """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
@@ -635,9 +774,36 @@ class Tower(Declaring):
                 ledger.rates,
                 ledger.waiting,
                 ledger.refused,
+                core.overspent,
                 core.now() - self._born,
                 complete=whole and not dropped,
             )
+
+    def read(self, handle: str, page: int = 1) -> Page:
+        """A page of a result that was too large for the model, by `Result.handle`.
+
+        The program may read what any run has stored; a model reads with the tool `read_result`, and only what runs of
+        its own tenant have stored. Reads a file where results are kept in a folder.
+
+        Args:
+            handle: of a result of this tower, or of another one with the same folder or store.
+            page: which one, from 1.
+
+        Returns:
+            A `Page`: its data, what the model would be told, and the number of the next one. All pages together are the
+            whole result, without a gap and without a repeat.
+
+        Raises:
+            InputError: no result is kept under this handle (any more), or it has no such page.
+        """
+        from towerman.store import NotKept
+
+        if not self._core.keeps:
+            raise InputError("read: handle: nothing is stored, since results='off'")
+        try:
+            return self._core.keeper.page(handle, page, every=True)
+        except NotKept as missing:
+            raise InputError(f"read: {missing.place}: {missing.text.removeprefix('page: ')}") from None
 
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")
@@ -701,6 +867,9 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        keeper = core.made_keeper
+        if keeper is not None and keeper.busy:
+            await self._shells.wait_flushed(partial(keeper.flush, grace))
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
@@ -731,6 +900,8 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if core.made_keeper is not None:
+            core.made_keeper.flush(grace)
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
@@ -780,6 +951,7 @@ class Tower(Declaring):
         """Raise AssertionError when what must hold between two steps does not; for tests and doubts."""
         with self._core.lock:
             self._core.gate.validate()
+            self._core.purse.validate()
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
