@@ -8,6 +8,7 @@ deep, never a hang, never a call without its result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower
+from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower, Worker
 
 
 class Hostile:
@@ -217,6 +218,30 @@ def test_g1_values_of_arguments(rubbish: Any) -> None:
     assert len(one_batch(made(), [Call("put", {"a": rubbish}), Call("ping", {"a": rubbish})])) == 2
 
 
+WORKER_OPTIONS = ("concurrency", "patience", "poll", "grace", "foreign_after", "on_end")
+
+
+@pytest.mark.parametrize("option", WORKER_OPTIONS)
+@each
+def test_options_of_a_worker(option: str, rubbish: Any) -> None:
+    """A worker is made with the option, or it is refused by name."""
+    tower = Tower(journal=":memory:")
+    taken(lambda: Worker(tower, **{option: rubbish}), option)
+
+
+@each
+def test_what_is_submitted(rubbish: Any) -> None:
+    """Whatever is handed in to run later is a batch, or refused; a batch_id of any kind, too."""
+
+    async def main() -> None:
+        async with Tower(journal=":memory:") as tower:
+            for given in ({"calls": rubbish}, {"calls": [], "batch_id": rubbish}):
+                with contextlib.suppress(PolicyError, InputError):
+                    await tower.submit(**given)
+
+    asyncio.run(main())
+
+
 @each
 def test_everything_else(rubbish: Any) -> None:
     """Formats, hooks, observers, reasons, widths, handlers: refused in words, or taken."""
@@ -234,6 +259,12 @@ def test_everything_else(rubbish: Any) -> None:
     taken(lambda: done.turn(rubbish), "format")
     taken(lambda: done.timeline(rubbish), "width")
     taken(lambda: tower.flush(rubbish), "timeout")
+    taken(lambda: tower.read(rubbish), "handle")
+    large = Tower(max_result_bytes=512)
+    large.add_tool(lambda: "line\n" * 1_000, name="dump", independent=True)
+    (dump,) = large.execute_sync([Call("dump", {})])
+    taken(lambda: large.read(str(dump.handle), rubbish), "page")
+    large.close()
     taken(lambda: tower.add_observer(rubbish), "observers")
     tower.remove_observer(rubbish)
     taken(lambda: Tower().add_tool(rubbish), "tool")

@@ -23,7 +23,20 @@ from typing import Any
 import pytest
 from kit import Stage, VirtualLoop, retake, sound, whole_again
 
-from towerman import Call, Event, Pool, Rate, Result, Run, ToolError, Tower
+from towerman import (
+    ApprovalRequest,
+    Approved,
+    Budget,
+    Call,
+    Denied,
+    Event,
+    Pool,
+    Rate,
+    Result,
+    Run,
+    ToolError,
+    Tower,
+)
 
 CI_WORLDS = 400
 CHUNKS = 10
@@ -69,6 +82,7 @@ class Spec:
     late: bool = False
     sync: bool = False
     rate: Rate | None = None
+    gated: bool = False
 
 
 @dataclass(eq=False)
@@ -120,6 +134,9 @@ class World:
     late_tools: list[Callable[[], None]] = field(default_factory=list)
     orphans: int = 0
     starts: dict[str, list[float]] = field(default_factory=dict)
+    budgets: dict[int, int] = field(default_factory=dict)
+    spent: Counter[int] = field(default_factory=Counter)
+    approved: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -225,8 +242,10 @@ class World:
             late=self.chance(0.2),
             sync=sync,
             rate=self._rate() if self.chance(0.15) else None,
+            gated=self.chance(0.12),
         )
         options["rate"] = spec.rate
+        options["requires_approval"] = spec.gated
         options |= {"pools": pools or None, "weight": spec.weight, "max_concurrency": spec.limit}
         options["only_call"] = spec.only_call
         if kind in ("independent", "undeclared") and self.chance(0.3):
@@ -339,6 +358,11 @@ class World:
         self.working[job] = None
         self.limits(told)
         self.rates(job, told)
+        self.spent[job.run] += 1
+        most = self.budgets.get(job.run)
+        self.must(most is None or self.spent[job.run] <= most, f"{told}: {self.spent[job.run]} starts of {most}")
+        asked = (job.run, f"{job.batch}/{job.number}")
+        self.must(not spec.gated or asked in self.approved, f"{told}: nobody has approved it")
 
     def leave(self, job: Job) -> None:
         """The handler's last line."""
@@ -407,6 +431,20 @@ class World:
         assert seen.orphans == sum(job.result is not None for job in self.working), told
 
     # ---------------------------------------------------------------- what happens
+
+    async def decide(self, run: int, request: ApprovalRequest) -> Approved | Denied | None:
+        """A person: takes their time, and says anything."""
+        pick = self.random
+        n = request.arguments["n"]
+        assert isinstance(n, int)
+        await asyncio.sleep(pick.choice([0.0, 0.1, 0.4, 2.0]))
+        word = pick.choice(["yes", "yes", "yes", "no", "later", "raise"])
+        if word == "raise":
+            raise ValueError
+        if word == "yes":
+            self.approved.add((run, f"{self.jobs[n].batch}/{n}"))
+            return Approved()
+        return Denied("no") if word == "no" else None
 
     def path(self) -> str:
         """A resource path, few of them, some above others."""
@@ -520,7 +558,7 @@ class World:
             if job is None:
                 assert result.code in (
                     "unknown_tool", "invalid_arguments", "call_cap", "cancelled", "sibling_failed", "run_closed",
-                    "permission_denied", "not_alone",
+                    "permission_denied", "not_alone", "budget_exhausted",
                 ), f"{told}: {result!r}"  # fmt: skip
                 continue
             if result.ok:
@@ -570,8 +608,16 @@ class World:
         tenant = pick.choice(["ann", "bob"])
         limit = pick.choice([1, 2, 4, 16])
         deny = ["tool1"] if self.chance(0.1) else None
+        most = pick.randint(0, 30) if self.chance(0.25) else None
+        asks = self.chance(0.7)
+
+        async def approver(request: ApprovalRequest) -> Approved | Denied | None:
+            return await self.decide(number, request)
+
         run = self.tower.run(
             f"run{number}",
+            budget=None if most is None else Budget(calls=most, partial=self.chance(0.8)),
+            approver=approver if asks else None,
             tenant=tenant,
             priority=pick.choice([0, 0, 0, 1, -1]),
             max_concurrency=limit,
@@ -580,6 +626,8 @@ class World:
             deny=deny,
         )
         closes_early = self.chance(0.1)
+        if most is not None:
+            self.budgets[number] = most
         async with run:
             batches = []
             for _ in range(pick.randint(1, 3)):
@@ -655,7 +703,8 @@ class World:
             assert counts["started"] == counts["finished"] <= counts["admitted"] <= 1, f"{told}: {call}: {story}"
             assert counts["orphaned"] == counts["ended"] >= counts["late_result"], f"{told}: {call}: {story}"
             # A thread that has taken its call may be given up before its first line, which it reaches all the same.
-            free = ("waiting", "promoted", "started") if call in on_threads else ("waiting", "promoted")
+            free = ("waiting", "promoted", "approval_asked", "approval_decided", "approval_expired")
+            free = (*free, "started") if call in on_threads else free
             steps = [step for step in story if step not in free]
             assert steps == sorted(steps, key=STEPS.index), f"{told}: {call}: {story}"
         counts = Counter(event.kind for event in self.events)

@@ -42,6 +42,9 @@ _BEHIND: Final = (
 
 _AT_ONCE: Final = 500
 
+MOST_HANDLE: Final = 200
+"""Bytes of a handle; a longer one names nothing."""
+
 
 def _told(session: Session, row: Sequence[object], claim: bytes | None = None) -> Deferred:
     told = Deferred(*row[: _SIZE - 1])  # type: ignore[arg-type]  # the table holds what was put in
@@ -372,7 +375,9 @@ def cancel(session: Session, handle: str) -> DeferredState | None:
         None: there is none of this handle.
     """
     requeue_dead(session)
-    row = session.db.execute("SELECT id, state FROM deferred WHERE handle = ?", (handle,)).fetchone()
+    row = None
+    if _is_name(handle):
+        row = session.db.execute("SELECT id, state FROM deferred WHERE handle = ?", (handle,)).fetchone()
     if row is None:
         return None
     number, state = row
@@ -393,8 +398,18 @@ def claims(session: Session, held: Iterable[bytes]) -> dict[bytes, ClaimState]:
     return found
 
 
+def _is_name(handle: object) -> bool:
+    """Could a call have this handle? People and models write all sorts of things."""
+    try:
+        return isinstance(handle, str) and len(handle.encode()) <= MOST_HANDLE
+    except UnicodeEncodeError:
+        return False
+
+
 def find(session: Session, handle: str) -> tuple[Deferred, Answer | None] | None:
     """One deferred call and its answer, or None."""
+    if not _is_name(handle):
+        return None
     row = session.db.execute(f"SELECT {_COLUMNS}, id FROM deferred WHERE handle = ?", (handle,)).fetchone()
     return None if row is None else _with_answer(session, row)
 

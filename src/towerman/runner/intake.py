@@ -55,6 +55,10 @@ class Intake(Sealer):
         """See whether a call needs a person's approval."""
         raise NotImplementedError  # pragma: no cover - asking's
 
+    def _diverted(self, work: Work, index: int) -> bool:
+        """A call is ready: does it go into the durable queue, or was it put there before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _ask_soon(self, work: Work, index: int) -> None:
         """A call that needs approval is ready: ask for it."""
         raise NotImplementedError  # pragma: no cover - asking's
@@ -168,7 +172,8 @@ class Intake(Sealer):
                 if index in work.gated and not work.gated[index].cleared:
                     if first < index:
                         self._offer_row(work, range(first, index))
-                    self._ask_soon(work, index)
+                    if work.deferral is None or not self._diverted(work, index):
+                        self._ask_soon(work, index)
                     first = index + 1
         if first < stop:
             self._offer_row(work, range(first, stop))

@@ -79,10 +79,6 @@ class Offering(Sharing):
         """A fault of Towerman's own."""
         raise NotImplementedError  # pragma: no cover - of the ends
 
-    def _diverted(self, work: Work, index: int) -> bool:
-        """A call is ready: does it go into the durable queue, or was it put there before?"""
-        raise NotImplementedError  # pragma: no cover - of what is deferred
-
     def _on_timer(self) -> None:
         """The timer has fired."""
         raise NotImplementedError  # pragma: no cover - the shell's

@@ -500,8 +500,9 @@ class Worker:
     async def _settle(self, item: _Item, result: Result | Answer) -> None:
         """Write what came of it, or put it back."""
         journal, claim, row = self._journal, item.claim, item.row
-        if item.told == "lost" or (result.code == "lease_lost" and item.told is None):
-            self._counts["lost"] += 1
+        if item.told == "lost" or result.code == "lease_lost":
+            # Another worker has it; or it was cancelled just before it began, and is over when it is given back.
+            await self._written(journal.give_back(claim))
             return
         if isinstance(result, Result) and result.outcome == "pending":
             lifetime = self._core.policy.approval_lifetime
@@ -535,11 +536,11 @@ class Worker:
         """For how many seconds a call is put off that goes back into the queue; None: it has its answer."""
         if isinstance(result, Answer):
             return 0.0 if item.told == "leave" else None
-        if item.told == "leave" and result.outcome == "cancelled" and result.started and item.row.harmless:
-            return 0.0
+        if _left(item, result):
+            return (0.0 if item.told else FIRST_BACK_OFF) if item.row.harmless or not result.started else None
         if result.started or (result.code == "concurrency_limit" and result.retryable == "no"):
             return None
-        if item.told == "leave" and result.outcome in ("cancelled", "rejected"):
+        if item.told == "leave" and result.outcome == "rejected":
             return 0.0
         if result.outcome == "pending":
             return APPROVAL_SECONDS
@@ -549,9 +550,14 @@ class Worker:
             return max(usual, result.retry_after or 0.0)
         if result.code == "budget_exhausted" and result.retry_after is not None:
             return result.retry_after
-        if result.code == "run_closed":
+        if result.code in ("run_closed", "deadline_exceeded"):  # the tower is closed, or gave it no thread in time
             return FIRST_BACK_OFF
         return None
+
+
+def _left(item: _Item, result: Result) -> bool:
+    """It was cancelled, and not since somebody wanted it cancelled: the worker leaves, or the tower was closed."""
+    return result.outcome == "cancelled" and item.told != "stop"
 
 
 def _state_of(item: _Item, result: Result | Answer, answer: Answer) -> Literal["done", "cancelled", "unknown"]:
@@ -562,8 +568,7 @@ def _state_of(item: _Item, result: Result | Answer, answer: Answer) -> Literal["
     """
     if answer.code == "effect_unknown":
         return "unknown"
-    left = item.told == "leave" and result.outcome == "cancelled"
-    cut_off = isinstance(result, Result) and (result.still_running or left)
+    cut_off = isinstance(result, Result) and (result.still_running or _left(item, result))
     if cut_off and answer.applied == "unknown" and not item.row.harmless:
         return "unknown"
     if answer.outcome == "cancelled" and answer.attempts == 0:
