@@ -183,6 +183,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
         ],
         "rates": [],
         "rate_seconds": 0.0,
+        "spends": {},
         "critical_path": [0, 1],
         "notice": None,
         "complete": True,

@@ -22,7 +22,7 @@ from kit import Stage, codes, on_stage, run_batch, sound, whole_again
 
 from towerman import Budget, Call, Context, Event, PolicyError, Pool, Result, ToolError, Tower
 from towerman.clock import VirtualClock, calendar
-from towerman.runner import Shell
+from towerman.runner import Shell, intake
 
 stage = pytest.fixture(on_stage)
 
@@ -1007,6 +1007,10 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
         await asyncio.sleep(n)
         ctx.charge(tokens=60)
 
+    @tower.tool(writes="k")
+    async def in_order(ctx: Context[None], n: int) -> None:
+        ctx.charge(tokens=60)
+
     async def main() -> None:
         done = await tower.execute(calls(5), budget=Budget(seconds=0.05))
         assert (done.ok, done.exhausted, done.notice) == (True, False, None)
@@ -1016,6 +1020,8 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
             assert run.remaining["tokens"] == 0
             assert (await run.execute([Call("think", {"n": 1})] * 3)).ok
             assert of(tower, f"run:{run.run_id}")[0] == {"calls": 5, "tokens": 300}
+        async with tower.run(budget=Budget(tokens=100)) as run:
+            assert (await run.execute([Call("in_order", {"n": n}) for n in range(4)])).ok
         async with tower.run(budget=Budget(seconds=1)) as run:
             await asyncio.sleep(1)
             assert (await run.execute(calls(1))).ok
@@ -1024,7 +1030,7 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
     report = tower.report()
     assert {one.name: one.refused for one in report.budgets} == {
         "budget of process (cost)": 2,
-        "budget of run (tokens)": 3,
+        "budget of run (tokens)": 5,
         "budget of run (seconds)": 1,
     }
     assert "What the budgets would have refused" in str(report)
@@ -1303,25 +1309,27 @@ def test_code_without_a_loop_has_budgets(stage: Stage) -> None:
     tower.close()
 
 
-def test_a_large_batch_is_refused_in_slices(stage: Stage) -> None:
-    """R-98: a batch of thousands is looked over, reserved and refused with turns for the loop in between; a cancel in
-    one of them seals the rest, and gives everything back.
+@pytest.mark.parametrize("turns", [3, 50, 330, 355, 500])
+def test_a_large_batch_is_refused_in_slices(stage: Stage, monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """R-98: a batch of many is looked over, reserved and refused with turns for the loop in between; a cancel in one of
+    them seals the rest, and gives everything back.
     """
-    tower = stage.tower(on_excess="queue", max_batch_bytes=10**9, budgets={"process": Budget(calls=100)})
+    monkeypatch.setattr(intake, "SLICE", -1.0)
+    tower = stage.tower(on_excess="queue", max_batch_bytes=10**9, max_repeats=5, budgets={"process": Budget(calls=100)})
     worker(stage, tower, "asks", spends=lambda n: 1)
 
     async def main(cancels: bool) -> None:
         async with tower.run("r") as run:
-            work = asyncio.ensure_future(run.execute(calls(3000, "asks")))
-            for _ in range(500 if cancels else 0):
+            work = asyncio.ensure_future(run.execute(calls(300, "asks")))
+            for _ in range(turns if cancels else 0):
                 await asyncio.sleep(0)
             if cancels:
                 run.cancel("enough")
             done = await work
-            sound(done, calls(3000, "asks"))
+            sound(done, calls(300, "asks"))
             if not cancels:
-                assert codes(done) == [None] * 100 + ["budget_exhausted"] * 2900
+                assert codes(done) == [None] * 100 + ["budget_exhausted"] * 200
 
     for cancels in (True, False):
-        stage.run(main(cancels), step=0.0001)
+        stage.run(main(cancels))
         tower.configure(budgets={"process": Budget(calls=100 + came_on(stage))})
