@@ -55,6 +55,18 @@ _OURS: dict[str, Maker] = {
     WATCHED: partial(by_towerman, observers=[lambda event: None]),
 }
 
+_BESIDE: dict[str, tuple[Maker, str]] = {
+    "towerman, a rate": (partial(by_towerman, beside="rate"), "a rate (even pace) that is never met"),
+    "towerman, a window": (partial(by_towerman, beside="window"), "a rate (exact window) that is never met"),
+    "towerman, a budget": (partial(by_towerman, beside="budget"), "a budget of calls and cost"),
+    "towerman, a breaker": (partial(by_towerman, beside="breaker"), "a circuit breaker"),
+    "towerman, a journal": (
+        partial(by_towerman, beside="journal"),
+        "a journal: writes, each on disk before and after",
+    ),
+}
+"""What else of admission a call may go through, by the name under which it is measured."""
+
 
 async def _fit(makers: Mapping[str, Maker], n: int = 50) -> dict[str, Maker]:
     """Those whose results are right; a peer that is not is left out, ours is an error."""
@@ -81,7 +93,8 @@ async def f1_queueing(settings: Settings) -> list[Row]:
     others |= prototypes("proto core", "proto core task reuse (bound)")
     for one in missing:
         note(one)
-    makers = await _fit({REF: by_semaphore, **_OURS, **others})
+    more = {name: maker for name, (maker, _) in _BESIDE.items()}
+    makers = await _fit({REF: by_semaphore, **_OURS, **more, **others})
     rows = []
     for n in settings.sizes:
         samples = await interleaved(_passes(makers, n, yields), settings.rounds, passes=max(1, min(5, 3000 // n)))
@@ -93,6 +106,7 @@ async def f1_queueing(settings: Settings) -> list[Row]:
             (SUBTREE, "nested resource keys, another tool declares a subtree", 1.15),
             (FLAT, "flat resource keys", None),
             (WATCHED, "an observer that does nothing", None),
+            *((name, what, None) for name, (_, what) in _BESIDE.items()),
         ):
             rows.append(
                 Row(

@@ -18,12 +18,14 @@ import importlib
 import importlib.util
 import json
 import sys
+import tempfile
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.measure import Pass
-from towerman import Call, Event, Tower
+from towerman import Budget, Call, Event, Rate, Tower
 
 Handler = Callable[[int], Awaitable[int]]
 
@@ -38,6 +40,9 @@ LONG = 3600.0
 
 Keys = Literal["none", "flat", "nested", "nested+subtree"]
 """What a call reads: nothing (`independent`), `row:7`, `desk/rows/7`, or that beside a tool with a subtree."""
+
+Beside = Literal["nothing", "rate", "window", "budget", "breaker", "journal"]
+"""What else of admission a call goes through."""
 
 
 async def at_once(i: int) -> int:
@@ -130,7 +135,9 @@ def add_blocker(tower: Tower, **options: Any) -> None:
     tower.add_tool(Sleeps(LONG).call, name="block", independent=True, timeout=LONG, **options)
 
 
-def add_handler(tower: Tower, handler: Handler, keys: Keys, *, own_task: bool = True, name: str = "look") -> None:
+def add_handler(
+    tower: Tower, handler: Handler, keys: Keys, *, own_task: bool = True, name: str = "look", **more: Any
+) -> None:
     """Declare the tool, and for `nested+subtree` another one that reads everything below a key."""
     declared: dict[Keys, dict[str, Any]] = {
         "none": {"independent": True},
@@ -138,7 +145,7 @@ def add_handler(tower: Tower, handler: Handler, keys: Keys, *, own_task: bool = 
         "nested": {"reads": "desk/rows/{i}"},
         "nested+subtree": {"reads": "desk/rows/{i}"},
     }
-    tower.add_tool(handler, name=name, own_task=own_task, **declared[keys])
+    tower.add_tool(handler, name=name, own_task=own_task, **declared[keys], **more)
     if keys == "nested+subtree":
 
         async def survey(area: str) -> str:
@@ -169,14 +176,30 @@ def by_towerman(
     keys: Keys = "none",
     own_task: bool = True,
     observers: Sequence[Callable[[Event], None]] = (),
+    beside: Beside = "nothing",
 ) -> Pass:
-    """Ours: calls in, results out."""
-    tower = make_tower(cap, observers)
-    add_handler(tower, handler, keys, own_task=own_task)
+    """Ours: calls in, results out. `beside`: what else of admission each call goes through."""
+    options: dict[str, Any] = {}
+    if beside == "journal":
+        folder = tempfile.TemporaryDirectory(prefix="towerman-bench-")
+        options["journal"] = str(Path(folder.name) / "journal.db")
+    tower = make_tower(cap, observers, **options)
+    if beside == "journal":
+        weakref.finalize(tower, folder.cleanup)
+    declared: dict[Beside, dict[str, Any]] = {
+        "nothing": {},
+        "rate": {"rate": Rate(PLENTY, per=1.0, burst=PLENTY)},
+        "window": {"rate": Rate(100_000, per=0.001)},
+        "budget": {},
+        "breaker": {"breaker": True},
+        "journal": {"read_only": False},
+    }
+    add_handler(tower, handler, keys, own_task=own_task, **declared[beside])
     calls = calls_of(n)
+    budget = Budget(calls=PLENTY, cost=1e9) if beside == "budget" else None
 
     async def run() -> list[object]:
-        async with tower.run() as run:
+        async with tower.run(budget=budget) as run:
             batch = await run.execute(calls)
         return [result.value for result in batch]
 

@@ -24,7 +24,7 @@ from towerman import CODES, BatchResult, Call, Result, Tower
 from towerman.clock import VirtualClock
 from towerman.gate import Gate
 from towerman.testing.looks import assert_whole as whole_again
-from towerman.testing.loops import PATIENCE, CountedWorkers, Latch, VirtualLoop
+from towerman.testing.loops import PATIENCE, CountedWorkers, Latch, VirtualLoop, count_journal
 from towerman.testing.loops import Stuck as Deadlock
 from towerman.testing.loops import running as here
 
@@ -120,6 +120,7 @@ class Stage:
         options.setdefault("_clock", self.clock)
         tower = Tower(**options)
         tower._core.workers = CountedWorkers("towerman-worker")
+        count_journal(tower._core)
         self.towers.append(tower)
         return tower
 
@@ -231,6 +232,8 @@ def on_stage() -> Iterator[Stage]:
             made.run(retake(tower))
         tower._core.workers.close()
         tower._courier.close()
+        if tower._own_journal and tower._journal is not None:
+            tower._journal.close()
 
 
 # ==================================================================== the look afterwards
@@ -264,7 +267,14 @@ async def retake(tower: Tower) -> None:
         return inside
 
     tower.add_tool(
-        probe, name=f"probe-{number}", independent=True, read_only=True, timeout=1e9, max_wait=1e9, max_repeats="any"
+        probe,
+        name=f"probe-{number}",
+        independent=True,
+        read_only=True,
+        timeout=1e9,
+        max_wait=1e9,
+        when_busy="wait",
+        max_repeats="any",
     )
     tower.add_tool(
         probe,
@@ -273,6 +283,7 @@ async def retake(tower: Tower) -> None:
         pools=whole or None,
         timeout=1e9,
         max_wait=1e9,
+        when_busy="wait",
         max_repeats="any",
     )
     closed = tower._closed
@@ -303,12 +314,13 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
         assert result.waited >= 0, told
         assert result.ran >= 0, told
         own = result.shared_with is None  # else it was the run of another call that answered it
-        assert result.attempts == int(result.started and own), told
+        ran = result.started and not result.replayed  # else the journal answered it
+        assert bool(result.attempts) == (ran and own), told
         assert own or (result.started and result.ran == 0 and result.shared_with != index), told
         assert (result.code is None) == result.ok, told
         assert result.code is None or result.code in CODES, told
         if not result.started:
-            assert result.applied == "no", told
+            assert result.applied == "no" or "the same call" in result.waited_for, told
             assert result.ran == 0, told
             assert not result.still_running, told
         match result.outcome:
@@ -316,12 +328,18 @@ def sound(results: Sequence[Result], calls: Sequence[Any]) -> None:
                 assert result.started, told
                 assert result.exception is None, told
             case "error":
-                assert result.code in ("handler_error", "handler_cancelled", "encoding_error"), told
+                kept = ("effect_unknown",) if result.replayed else ()
+                failed = ("handler_error", "handler_cancelled", "encoding_error", "rate_limited", *kept)
+                assert result.code in failed, told
             case "rejected" | "skipped":
                 assert not result.started, told
             case "timed_out":
                 assert result.started, told
                 assert result.code in ("handler_timeout", "deadline_exceeded"), told
+            case "pending":
+                assert result.code in ("approval_missing", "held_behind", "deferred"), told
+                assert (result.handle is not None) >= (result.code == "deferred"), told
+                assert not result.started, told
             case "cancelled":
                 assert result.code in ("cancelled", "sibling_failed"), told
             case other:

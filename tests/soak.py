@@ -4,9 +4,10 @@
 
 Theory. What goes wrong once in a hundred thousand calls, or leaks a few bytes with each, no test of a few thousand
 shows. So here are three threads, each with an event loop and runs of its own, that hand batches of random calls to one
-tower: coroutines, threads, writes of few resources, nested calls, calls that fail, hang until their time is over, share
-a run, wait for small pools. Batches are cancelled at random moments, by their run, by their caller, by a deadline. A
-fourth thread changes limits all the while.
+tower: coroutines, threads, writes of few resources, nested calls, calls that fail, are tried again, hang until their
+time is over, share a run, wait for small pools and for rates, are kept away by a breaker or by a service that asks for
+a pause. Batches are cancelled at random moments, by their run, by their caller, by a deadline. A fourth thread changes
+limits all the while.
 
 House rules. Everything is looked at as it comes: one result a call, in order, with a code that this call may have; no
 two writers of a resource inside at once; never more inside than the highest limit that was ever in force. In between
@@ -23,7 +24,9 @@ import gc
 import json
 import random
 import resource
+import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,10 +34,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from towerman import BatchResult, Call, Context, Pool, ToolError, Tower
+from towerman import (
+    ApprovalRequest,
+    Approved,
+    BatchResult,
+    Breaker,
+    Budget,
+    Call,
+    Context,
+    Denied,
+    Journal,
+    Pool,
+    Rate,
+    RateLimited,
+    Retry,
+    ToolError,
+    Tower,
+)
 
 LOOPS = 3
 KEYS = 7
+WINDOW = 60
+"""The most starts of `rated` in a tenth of a second that are ever allowed."""
+
 HIGHEST = {"process": 24, "small": 4, "wide": 8}
 """The highest limits that are ever in force."""
 
@@ -53,6 +75,12 @@ MAY: dict[str, set[str | None]] = {
     "impatient": {None, "concurrency_limit", "wait_timeout", "queue_full"},
     "shared": {None},
     "merged": {None},
+    "rated": {None},
+    "flaky": {None, "handler_error", "circuit_open"},
+    "repeated": {None},
+    "polite": {None, "rate_limited"},
+    "asked": {None, "approval_denied", "approval_missing"},
+    "charging": {None, "budget_exhausted"},
     "nobody": {"unknown_tool"},
     "broken": {"invalid_arguments"},
 }
@@ -73,6 +101,12 @@ SHARES = {
     "impatient": 4,
     "shared": 6,
     "merged": 4,
+    "rated": 4,
+    "flaky": 3,
+    "repeated": 3,
+    "polite": 1,
+    "asked": 2,
+    "charging": 2,
     "nobody": 1,
     "broken": 1,
 }
@@ -82,6 +116,13 @@ ENDED: set[str | None] = {"cancelled", "deadline_exceeded", "run_closed", "sibli
 
 MEMORY_SLACK = 24
 """Megabytes that the process may grow by after the first tenth: arenas of the allocator, not objects."""
+
+
+async def approver(request: ApprovalRequest) -> Approved | Denied | None:
+    """A person who decides by the number."""
+    n = request.arguments["n"]
+    await asyncio.sleep(0)
+    return Approved() if n % 3 == 0 else Denied("no") if n % 3 == 1 else None  # type: ignore[operator]  # it is a number
 
 
 @dataclass
@@ -107,6 +148,12 @@ class Figures:
     promotions: int = 0
     stalls: int = 0
     late_results: int = 0
+    rated: int = 0
+    retries: int = 0
+    opened: int = 0
+    asked: int = 0
+    intents: int = 0
+    unknown: int = 0
     megabytes: list[float] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -119,6 +166,9 @@ class Figures:
             outcomes,
             f"{self.cancelled_batches:,} batches ended early; limits changed {self.changes:,} times",
             f"{self.shared:,} calls answered by the run of another one; {self.promotions:,} waiters promoted",
+            f"{self.rated:,} starts by rates, {self.retries:,} further attempts, breakers opened {self.opened:,} times",
+            f"{self.asked:,} calls asked a person for approval; {self.outcomes['pending']:,} came back undecided",
+            f"{self.intents:,} intents written to the journal before the calls began",
             f"{self.orphans:,} orphans, {self.late_results:,} late results; all ended",
             f"memory after each tenth, in MB: {' '.join(f'{size:.0f}' for size in self.megabytes)}",
         ]
@@ -144,14 +194,23 @@ class Soak:
         self.over: Counter[str] = Counter()
         self.faults: list[str] = []
         self.stop = threading.Event()
+        self.folder = tempfile.mkdtemp(prefix="towerman-soak-")
+        self.journal = Journal(Path(self.folder) / "journal.db")
         self.tower = Tower(
+            journal=self.journal,
             max_concurrency=16,
             run_concurrency=12,
             max_calls_per_batch=1_000,
             max_wait=600,
             grace=0.01,
-            pools={"small": 4, "wide": Pool(6, reserve=1)},
+            pools={
+                "small": 4,
+                "wide": Pool(6, reserve=1),
+                "even": Pool(20, rate=Rate(400, per=0.1, burst=50)),
+                "tenants": Pool(20, rate="300/100ms", scope="tenant"),
+            },
         )
+        self.windows: list[float] = []
         self.declare()
 
     # ------------------------------------------------------------------ tools
@@ -284,10 +343,57 @@ class Soak:
                 await asyncio.sleep(0)
                 return len(values)
 
+        @tower.tool(independent=True, pools=["even", "tenants"], rate=Rate(WINDOW, per=0.1))
+        async def rated() -> None:
+            with on("rated"):
+                now = time.monotonic()
+                with self.lock:
+                    windows = self.windows
+                    windows.append(now)
+                    # A handler may be held up between its first line and this one, so there is some slack.
+                    if len(windows) > WINDOW and now - windows[-1 - WINDOW] < 0.06:
+                        self.faults.append(f"{WINDOW + 1} starts in {now - windows[-1 - WINDOW]:.3f} s")
+                    del windows[: -2 * WINDOW]
+
+        @tower.tool(independent=True, read_only=True, breaker=Breaker(failures=5, window=1.0, open_for=0.02, probes=2))
+        async def flaky(n: int) -> int:
+            with on("flaky"):
+                if n % 3 == 0:
+                    raise ConnectionError
+                return n
+
+        @tower.tool(independent=True, read_only=True, retry=Retry(4, initial_delay=0.001, max_delay=0.01))
+        async def repeated(ctx: Context) -> int:
+            with on("repeated"):
+                if ctx.attempt < 1 + hash(ctx.call_id) % 3:
+                    raise ConnectionError
+                return ctx.attempt
+
+        @tower.tool(independent=True, pools=["small"])
+        async def polite(n: int) -> int:
+            with on("polite", "small"):
+                if n == 0:
+                    raise RateLimited(0.005)
+                return n
+
+        @tower.tool(independent=True, requires_approval=True)
+        async def asked(n: int) -> int:
+            with on("asked"):
+                if n % 3:
+                    self.fault("a call ran that nobody has approved")
+                return n
+
+        @tower.tool(independent=True, spends={"tokens": 5})
+        async def charging(n: int, ctx: Context) -> int:
+            with on("charging"):
+                ctx.charge(tokens=n)
+                return n
+
     def nested(self, done: BatchResult, size: int) -> None:
         """What came of a batch that a handler made."""
         with self.lock:
             self.figures.nested += size
+            self.figures.unknown += sum(result.applied == "unknown" for result in done)
         if len(done) != size or any(result.index != index for index, result in enumerate(done)):
             self.fault(f"{done!r} for {size} nested calls")
 
@@ -303,7 +409,7 @@ class Soak:
         name = draw.choices(list(SHARES), list(SHARES.values()))[0]
         ident = f"c{draw.randrange(10**6)}"
         arguments: dict[str, Any] | str
-        if name in ("quick", "plain", "wide", "impatient"):
+        if name in ("quick", "plain", "wide", "impatient", "flaky", "polite", "asked", "charging"):
             arguments = {"n": draw.randrange(100)}
         elif name in ("read", "write", "agent", "sync_agent"):
             arguments = {"key": draw.randrange(KEYS)}
@@ -327,8 +433,14 @@ class Soak:
         how = draw.random()
         deadline = 0.005 if how < 0.03 else None
         early = deadline is not None
+        most = draw.randrange(1, 30) if draw.random() < 0.1 else None
         async with tower.run(
-            priority=draw.choice((0, 0, 0, 1)), deadline=deadline, fail_fast=how > 0.97, tenant=draw.choice("ab")
+            budget=None if most is None else Budget(calls=most, tokens=10**6),
+            approver=approver,
+            priority=draw.choice((0, 0, 0, 1)),
+            deadline=deadline,
+            fail_fast=how > 0.97,
+            tenant=draw.choice("ab"),
         ) as run:
             early = early or how > 0.97
             going = asyncio.ensure_future(run.execute(calls))
@@ -349,16 +461,22 @@ class Soak:
             if how < 0.03 or how >= 0.09:
                 self.fault("a batch has no results")
             return 0  # cancelled before it was handed over
-        self.look(calls, done, early)
+        if most is not None and sum(result.attempts for result in done) > most + len(done):
+            self.fault(f"{done!r} of a budget of {most}")
+        self.look(calls, done, early, most is not None)
         return size
 
-    def look(self, calls: list[Call], done: BatchResult, early: bool) -> None:
+    def look(self, calls: list[Call], done: BatchResult, early: bool, bounded: bool) -> None:
         """One result a call, in order, with a code that it may have."""
         if len(done) != len(calls):
             self.fault(f"{len(done)} results for {len(calls)} calls")
         for index, (call, result) in enumerate(zip(calls, done, strict=False)):
             name = "broken" if isinstance(call.arguments, str) else call.tool
             may = MAY[name] | (ENDED if early else set())
+            if bounded:
+                may = {*may, "budget_exhausted"}
+            if (early or bounded) and name == "repeated":  # it comes to what its last attempt came to
+                may = {*may, "handler_error"}
             if result.index != index or result.call_id != call.id or result.code not in may:
                 self.fault(f"{result!r} for call {index} of {name}: {result.exception!r} {result.message}")
             if "S3CRET" in result.content or not result.content:
@@ -367,6 +485,7 @@ class Soak:
             self.figures.batches += 1
             self.figures.cancelled_batches += early
             self.figures.outcomes.update(result.outcome for result in done)
+            self.figures.unknown += sum(result.applied == "unknown" for result in done)
 
     def loop(self, number: int) -> None:
         """One thread with its loop."""
@@ -401,9 +520,13 @@ class Soak:
             tools={
                 "quick": {"max_concurrency": draw.randint(2, 20)},
                 "read": {"max_concurrency": draw.randint(1, 20)},
+                "rated": {"rate": Rate(draw.randint(WINDOW // 2, WINDOW), per=0.1)},
+                "flaky": {"breaker": Breaker(draw.randint(3, 6), 1.0, 0.02, draw.randint(1, 3))},
             },
         )
         self.figures.changes += 1
+        if self.figures.changes % 50 == 0:
+            self.journal.prune(older_than=0.5)
 
     # ------------------------------------------------------------------ the whole
 
@@ -413,6 +536,13 @@ class Soak:
         Raises:
             AssertionError: something was not as promised.
         """
+        try:
+            return self._run(tell)
+        finally:
+            self.journal.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _run(self, tell: Any) -> Figures:
         figures, tower = self.figures, self.tower
         draw = random.Random(self.seed)
         begin = time.monotonic()
@@ -440,6 +570,10 @@ class Soak:
         figures.shared = seen.shared
         figures.promotions = seen.promotions
         figures.late_results = seen.late_results
+        figures.rated = sum(rate.started for rate in seen.rates.values())
+        figures.retries = seen.retries
+        figures.asked = seen.approvals.asked
+        figures.opened = sum(breaker.opened for breaker in seen.breakers.values())
         figures.stalls = sum(seen.stalls.values())
         figures.orphans = self.begun["deaf"]
         figures.peak_inside = max(pool.peak for pool in seen.pools.values())
@@ -451,6 +585,12 @@ class Soak:
         self.whole()
         report = tower.close()
         assert report.clean, str(report)
+        assert seen.journal is not None
+        figures.intents = seen.journal.intents
+        left = self.journal.unknown(10**6).result()
+        assert len(left) <= figures.unknown, (
+            f"{len(left)} effects are unknown, and results said so of {figures.unknown}"
+        )
         if len(figures.megabytes) > 2:
             grown = figures.megabytes[-1] - figures.megabytes[0]
             assert grown < MEMORY_SLACK, f"the process has grown by {grown:.0f} MB: {figures.megabytes}"

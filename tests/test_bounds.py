@@ -46,6 +46,7 @@ from towerman.bounds import (
     jsontext,
     reading,
     recut,
+    share_room,
 )
 
 WIDE = 10_000_000
@@ -1129,6 +1130,33 @@ def test_r111_the_batch_total_is_bounded() -> None:
     assert texts[-1] == "small"
     assert all("of 1700000 bytes cut" in text for text in texts[:-1])
     assert texts[:-1] == [encode(value, cap).text for value in values[:-1]]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 2_000), max_size=12),
+    first=st.sets(st.integers(0, 11)),
+    total=st.integers(0, 8_000),
+    least=st.integers(0, 100),
+)
+def test_r113_some_results_come_first(lengths: list[int], first: set[int], total: int, least: int) -> None:
+    """R-111, R-113: the total is kept as far as the least of each allows; those that come first are cut only where the
+    others have no more than their least; nobody gets more than it has, and large ones of one kind get the same.
+    """
+    caps = share_room(lengths, first, total, least)
+    if caps is None:
+        assert sum(lengths) <= total
+        return
+    assert sum(lengths) > total
+    floor = sum(min(length, least) for length in lengths)
+    assert sum(caps) <= max(total, floor)
+    assert all(min(length, least) <= cap <= length for length, cap in zip(lengths, caps, strict=True))
+    cut = {place for place, length in enumerate(lengths) if caps[place] < length}
+    if cut & first:
+        behind = [place for place in range(len(lengths)) if place not in first]
+        more = sum(caps[place] - min(lengths[place], least) for place in behind)
+        assert more < len(first), "more than what was left over by rounding"
+    for kind in (cut & first, cut - first):
+        assert len({max(caps[place], least) for place in kind}) <= 1
 
 
 def test_r111_two_hundred_results_of_three_kilobytes() -> None:

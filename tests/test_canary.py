@@ -35,10 +35,12 @@ from towerman import (
     InputError,
     JsonlObserver,
     LogObserver,
+    RateLimited,
     Result,
     Run,
     ToolError,
     Tower,
+    read_result,
 )
 from towerman.cli import main as command
 
@@ -162,6 +164,11 @@ def noted(error: Exception) -> Exception:
     return error
 
 
+async def noted_later(value: object) -> object:
+    """A summary that fails with what it was given."""
+    raise noted(ValueError(value))
+
+
 def cyclic() -> object:
     """A value inside itself."""
     value: dict[str, object] = {SECRET: 1}
@@ -254,6 +261,8 @@ failing("value: encoder raises", lambda: SECRET, encode=lambda value: {}[value])
 failing("value: encoder gives no form", lambda: SECRET, encode=lambda value: {SECRET: object()})
 failing("value: encoder is cancelled", lambda: SECRET, encode=lambda value: raising(asyncio.CancelledError)())
 failing("value: summary raises", lambda: "x" * 100_000, summarize=lambda value: {}[SECRET])
+failing("value: summed up", lambda: [SECRET] * 10_000, "content", summarize=lambda value: value[0])
+failing("value: async summary raises", lambda: SECRET * 10_000, "content", summarize=lambda value: noted_later(value))
 failing("exception: text", raising(lambda: ValueError(SECRET)))
 failing("exception: note", raising(lambda: noted(ValueError(SECRET))))
 failing("exception: object inside", raising(lambda: ValueError(Told())))
@@ -262,13 +271,57 @@ failing("exception: cancelled by itself", raising(lambda: asyncio.CancelledError
 failing("exception: validation of its own", lambda: Refusing(name=SECRET))
 failing("exception: base", raising(lambda: GeneratorExit(SECRET)))
 failing("exception: leaves the process", raising(lambda: SystemExit(SECRET)))
+AGAIN: dict[str, Any] = {"read_only": True, "retry": 2}
+failing("retried: exception", raising(lambda: ConnectionError(SECRET)), **AGAIN)
+failing("retried: group", raising(lambda: ExceptionGroup(SECRET, [TimeoutError(SECRET), RateLimited(SECRET)])), **AGAIN)
+failing("retried: what a service asks for", raising(lambda: RateLimited(SECRET)), **AGAIN)
+failing("rate limited: what a service asks for", raising(lambda: RateLimited(Told())))  # type: ignore[arg-type]
 failing("tool error: words", raising(lambda: ToolError(f"no such customer: {SECRET}")), "words")
+
+
+def fail_to_count(text: str) -> int:
+    """A counter that says what it was given."""
+    raise ValueError(text)
+
+
+@source("value: counted", "content", count_tokens=fail_to_count, max_batch_bytes=1_000, max_result_bytes=800)
+def _counted(play: Play) -> object:
+    play.tower.add_tool(lambda: SECRET * 1_000, name="tool", independent=True)
+    return [Call("tool", {}, f"c{place}") for place in range(3)]
+
+
+@source("argument: of the tool that reads results")
+def _read(play: Play) -> object:
+    play.tower.add_tool(read_result, name="tool")
+    return [Call("tool", {"handle": SECRET}, "c1"), Call("tool", {"handle": "r-", "page": NUMBER}, "c2")]
 
 
 @source("exception: of a merged run")
 def _merged_run(play: Play) -> object:
     play.tower.add_tool(raising(lambda: ValueError(SECRET)), writes="k", merge=lambda sets: sets[0])
     return [Call("fail", {}, f"c{place}") for place in range(3)]
+
+
+@source("retried: called off in its rest", grace=1)
+def _rests(play: Play) -> object:
+    async def tool(value: str) -> None:
+        raise RateLimited(4)
+
+    play.tower.add_tool(tool, writes="thing:{value}", idempotent=True, retry=3)
+    return [Call("tool", {"value": SECRET}, "c1", idempotency_key=SECRET)]
+
+
+@source("retried: arguments that cannot be copied")
+def _uncopied(play: Play) -> object:
+    class Odd:
+        def __deepcopy__(self, memo: object) -> object:
+            raise ValueError(SECRET)
+
+    async def tool(value: Any) -> None:
+        raise ConnectionError(SECRET)
+
+    play.tower.add_tool(tool, independent=True, **AGAIN)
+    return [Call("tool", {"value": Odd()}, "c1")]
 
 
 @source("value: shared, that cannot be copied", "content")

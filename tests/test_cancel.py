@@ -26,7 +26,23 @@ import pytest
 from kit import CountedWorkers, Stage, gate_of, here, on_stage, sound, until, whole_again
 
 import towerman.runner.intake
-from towerman import Budget, Call, Context, Result, Run, ToolError, Tower
+from towerman import (
+    ApprovalRequest,
+    Approved,
+    BatchResult,
+    Breaker,
+    Budget,
+    Call,
+    Context,
+    Denied,
+    Pool,
+    Rate,
+    RateLimited,
+    Result,
+    Run,
+    ToolError,
+    Tower,
+)
 from towerman.threads import Ticket
 from towerman.work import Job
 
@@ -44,6 +60,7 @@ class Scene:
         beside: other work of the same tower that goes on meanwhile, started first.
         options: of `Tower.run`.
         on_result: the caller's hook, beside the test's own.
+        begin: hands the batch in; default: `Run.execute`.
     """
 
     stage: Stage
@@ -53,10 +70,15 @@ class Scene:
     options: dict[str, Any] = field(default_factory=dict)
     on_result: Callable[[Result], None] | None = None
     may_raise: tuple[type[BaseException], ...] = ()
+    begin: Callable[[Run], Coroutine[Any, Any, BatchResult]] | None = None
     sealed: dict[int, Result] = field(default_factory=dict)
     caller: asyncio.Task[Any] | None = None
     run: Run | None = None
     ended_at: float = 0.0
+
+    def hand_in(self, run: Run) -> Coroutine[Any, Any, BatchResult]:
+        """Have the batch answered."""
+        return run.execute(self.calls, on_result=self.hook) if self.begin is None else self.begin(run)
 
     def hook(self, result: Result) -> None:
         """Sees each result; none may come twice."""
@@ -310,6 +332,38 @@ def raising_hook(stage: Stage) -> Scene:
 
 
 @scene
+def too_large(stage: Stage) -> Scene:
+    """Values that do not fit: kept at once, written down on a thread, summed up there, trimmed with their batch."""
+    tower = stage.tower(max_result_bytes=600, max_batch_bytes=1_500, run_concurrency=2)
+    rows = [{"n": n} for n in range(200)]
+
+    @tower.tool(independent=True)
+    async def give(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True)
+    def give_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True, summarize=lambda value: f"{len(value)} rows")
+    async def sum_up(n: int) -> object:
+        await stage.work(f"{n}", 0.1)
+        return rows
+
+    @tower.tool(independent=True, summarize=lambda value: {}[value])
+    def sum_up_in_thread(n: int) -> object:
+        return stage.sync_work(stage.loop, f"{n}", 0.1) * 1_000
+
+    @tower.tool(independent=True)
+    async def whole(n: int) -> str:
+        return await stage.work(f"{n}", 0.1) * 590
+
+    names = ("give", "sum_up", "give_in_thread", "sum_up_in_thread", "whole")
+    return Scene(stage, tower, [Call(name, {"n": n}, str(n)) for n, name in enumerate(names)])
+
+
+@scene
 def in_slices(stage: Stage) -> Scene:
     """A long batch with bad calls among it: prepared and sealed in slices, with a turn of the loop between them."""
     tower = stage.tower(run_concurrency=2, max_calls_per_batch=200)
@@ -371,6 +425,117 @@ def sharing(stage: Stage) -> Scene:
 
 
 @scene
+def attempts(stage: Stage) -> Scene:
+    """Calls that fail and rest and are tried again, in order on one resource, on one place, by need, out of time."""
+    tower = stage.tower(run_concurrency=2, pools={"db": 1}, grace=0.2)
+    tower._core.random = lambda: 1.0
+    failures = {0: 2, 2: 9, 3: 1, 6: 1}
+
+    def attempt(n: int) -> None:
+        failures[n] = failures.get(n, 0) - 1
+        if failures[n] >= 0:
+            raise ConnectionError
+
+    @tower.tool(writes="k", idempotent=True, retry=3)
+    async def put(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(0.1)
+            attempt(n)
+
+    @tower.tool(reads="k", pools=["db"], retry=3)
+    def get(n: int) -> None:
+        with stage.on(f"{n}"):
+            stage.rest(stage.loop, 0.05)
+            attempt(n)
+
+    @tower.tool(independent=True, read_only=True, pools=["db"], retry=2, timeout=0.15, own_task=False)
+    async def slow(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(9 if n == 4 else 0.1)
+
+    async def other() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("slow", {"n": 100 + n}) for n in range(3)])
+
+    names = ("put", "slow", "put", "get", "slow", "slow", "get")
+    wants = {5: ["3"]}
+    calls = [Call(tool, {"n": n}, str(n), wants.get(n, ())) for n, tool in enumerate(names)]
+    return Scene(stage, tower, calls, beside=other)
+
+
+@scene
+def rated(stage: Stage) -> Scene:
+    """Calls that wait for rates on the loop and on threads, beside another run; a service that wants a pause, and a
+    breaker that opens and is closed again by a probe.
+    """
+    tower = stage.tower(run_concurrency=3, pools={"api": Pool(2, rate="2/100ms")}, max_wait=5)
+    failures = {0: 1, 2: 1, 5: 1}
+
+    def attempt(n: int, wrong: Exception) -> None:
+        failures[n] = failures.get(n, 0) - 1
+        if failures[n] >= 0:
+            raise wrong
+
+    @tower.tool(independent=True, pools=["api"])
+    async def search(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(0.03)
+            attempt(n, RateLimited(0.2))
+
+    @tower.tool(independent=True, pools=["api"], rate=Rate(10, per=1.0, burst=1))
+    def fetch(n: int) -> None:
+        with stage.on(f"{n}"):
+            stage.rest(stage.loop, 0.02)
+
+    @tower.tool(independent=True, read_only=True, breaker=Breaker(failures=1, open_for=0.1), retry=3)
+    async def ask(n: int) -> None:
+        with stage.on(f"{n}"):
+            await asyncio.sleep(0.05)
+            attempt(n, ConnectionError())
+
+    async def other() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("search", {"n": 100 + n}) for n in range(3)])
+
+    tools = ("search", "fetch", "ask", "search", "fetch", "ask", "search", "ask")
+    return Scene(stage, tower, [Call(tool, {"n": n}, str(n)) for n, tool in enumerate(tools)], beside=other)
+
+
+@scene
+def attempts_of_merged_calls(stage: Stage) -> Scene:
+    """A merged run that fails and rests, between writes of the same resource; and one that is made by a call."""
+    tower = stage.tower(run_concurrency=2)
+    tower._core.random = lambda: 1.0
+    failures = {"0": 1, "inner": 1}
+
+    def attempt(name: str) -> None:
+        failures[name] = failures.get(name, 0) - 1
+        if failures[name] >= 0:
+            raise ConnectionError
+
+    @tower.tool(
+        writes="k", idempotent=True, retry=2, merge=lambda sets: {"rows": [row for one in sets for row in one["rows"]]}
+    )
+    async def put(rows: list[int], ctx: Context) -> None:
+        with stage.on(f"{ctx.index}"):
+            await asyncio.sleep(0.1)
+            attempt(f"{ctx.index}")
+
+    @tower.tool(writes="k")
+    async def outer(ctx: Context) -> None:
+        with stage.on(f"{ctx.index}"):
+            await ctx.execute([Call("inner", {})])
+
+    @tower.tool(writes="k", idempotent=True, retry=2)
+    async def inner() -> None:
+        await asyncio.sleep(0.1)
+        attempt("inner")
+
+    calls = [Call("put", {"rows": [n]}, str(n)) for n in range(3)] + [Call("outer", {}, "3")]
+    return Scene(stage, tower, calls)
+
+
+@scene
 def sharing_on_threads(stage: Stage) -> Scene:
     """Identical calls of a tool that declares nothing, on threads, one of which is needed by another call."""
     tower = stage.tower()
@@ -422,6 +587,158 @@ def merging_stubborn(stage: Stage) -> Scene:
 
     calls = [Call("fail" if n == 1 else "add", {} if n == 1 else {"n": [n]}, str(n)) for n in range(4)]
     return Scene(stage, tower, calls, options={"fail_fast": True})
+
+
+@scene
+def written_down(stage: Stage) -> Scene:
+    """With a journal: writes on the loop and on a thread, a read, one call twice, a failure, one that needs another;
+    and the first call of all is at work in another run, and joined.
+    """
+    tower = stage.tower(journal=":memory:", run_concurrency=2)
+
+    @tower.tool(independent=True)
+    async def pay(n: int, ctx: Context) -> str:
+        # The same call of the other run may be the one that runs.
+        with stage.on(f"{n}" if ctx.run_id == "mine" else f"other {n}"):
+            await asyncio.sleep(0.1)
+            if n == 3:
+                raise ToolError("no", applied="no")
+        return f"{n}"
+
+    @tower.tool(independent=True)
+    def pay_in_thread(n: int) -> str:
+        return stage.sync_work(stage.loop, f"{n}", 0.1)
+
+    @tower.tool(independent=True, read_only=True)
+    async def look(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.05)
+
+    async def other() -> None:
+        async with tower.run("other") as run:
+            await run.execute([Call("pay", {"n": 0}, idempotency_key="zero")])
+
+    calls = [
+        Call("pay", {"n": 0}, "0", idempotency_key="zero"),
+        Call("pay_in_thread", {"n": 1}, "1", idempotency_key="one"),
+        Call("look", {"n": 2}, "2", idempotency_key="two"),
+        Call("pay", {"n": 3}, "3", idempotency_key="three"),
+        Call("pay", {"n": 4}, "4", ["0"]),
+        Call("look", {"n": 2}, "5", idempotency_key="two"),
+    ]
+    return Scene(stage, tower, calls, beside=other, options={"run_id": "mine"})
+
+
+@scene
+def written_down_merged(stage: Stage) -> Scene:
+    """With a journal: writes that are merged into one run, and identical calls that share one."""
+    tower = stage.tower(journal=":memory:")
+
+    @tower.tool(writes="list", merge=lambda sets: {"n": [n for one in sets for n in one["n"]]})
+    async def add(n: list[int], ctx: Context) -> str:
+        with stage.on(f"{ctx.index}"):
+            await asyncio.sleep(0.1)
+            if 1 in n and len(n) > 1:
+                raise ToolError("no", applied="no")
+        return "added"
+
+    @tower.tool(independent=True, share_identical=True)
+    async def send(ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    calls = [Call("add", {"n": [n]}, str(n)) for n in (1, 2, 3)] + [Call("send", {}, str(n)) for n in (4, 5)]
+    return Scene(stage, tower, calls)
+
+
+@scene
+def deferred(stage: Stage) -> Scene:
+    """With a durable queue: a call for which there is no place, on the loop and on a thread, what is ordered behind it
+    directly and by way of others, and what has nothing to do with it.
+    """
+    tower = stage.tower(journal=":memory:", pools={"crm": 1})
+
+    @tower.tool(independent=True, read_only=True, pools=["crm"])
+    async def hold() -> None:
+        await asyncio.sleep(2.0)
+
+    @tower.tool(writes="box:{n}", pools=["crm"], when_busy="defer")
+    async def pack(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    @tower.tool(reads="box:{n}")
+    def look(n: int, ctx: Context) -> str:
+        return stage.sync_work(stage.loop, f"{ctx.index}", 0.1)
+
+    @tower.tool(independent=True)
+    async def chat(n: int, ctx: Context) -> str:
+        return await stage.work(f"{ctx.index}", 0.1)
+
+    async def other() -> None:
+        async with tower.run("other") as run:
+            await run.execute([Call("hold", {})])
+
+    calls = [
+        Call("pack", {"n": 1}, "0", idempotency_key="zero"),
+        Call("pack", {"n": 2}, "1"),
+        Call("look", {"n": 1}, "2"),
+        Call("look", {"n": 3}, "3"),
+        Call("chat", {"n": 4}, "4", ["1", "3"]),
+        Call("pack", {"n": 1}, "5", ["2"]),
+        Call("chat", {"n": 6}, "6"),
+    ]
+    return Scene(stage, tower, calls, beside=other, options={"run_id": "mine"})
+
+
+@scene
+def asking_people(stage: Stage) -> Scene:
+    """Calls that wait for a person: approved, edited, denied, undecided with calls behind it, never decided; on the
+    loop and on a thread, and an approval that is over while its call waits for a place.
+    """
+    tower = stage.tower(run_concurrency=2, approval_lifetime=1.0, grace=0.2)
+
+    @tower.tool(writes="k:{k}", requires_approval=lambda k: k < 5)
+    async def act(k: int, n: int) -> str:
+        return await stage.work(f"{n}", 0.1)
+
+    @tower.tool(independent=True, requires_approval=True, still_valid=lambda n: n != 7)
+    def in_thread(n: int) -> str:
+        return stage.sync_work(stage.loop, f"{n}", 0.3)
+
+    async def approver(request: ApprovalRequest) -> Approved | Denied | None:
+        n = request.arguments["n"]
+        await asyncio.sleep(5.0 if n == 5 else 0.1)
+        return {
+            0: Approved(),
+            1: Denied("no"),
+            2: Approved({"k": 2, "n": 2}),
+            6: Approved(),
+            7: Approved(),
+            8: Approved(expires_in=0.1),
+        }.get(n)  # type: ignore[call-overload]
+
+    keys = (0, 0, 2, 3, 3, 4)
+    calls = [Call("act", {"k": k, "n": n}, str(n)) for n, k in enumerate(keys)]
+    calls += [Call("in_thread", {"n": n}, str(n)) for n in (6, 7, 8)]
+    calls.append(Call("act", {"k": 9, "n": 9}, "9", ["3"]))
+    return Scene(stage, tower, calls, options={"approver": approver})
+
+
+@scene
+def going_on(stage: Stage) -> Scene:
+    """The same batch gone on with from its written state, with decisions for some of its calls."""
+    made = asking_people(stage)
+    tower, calls = made.tower, made.calls
+
+    async def first() -> BatchResult:
+        async with tower.run() as run:
+            return await run.execute(calls)
+
+    batch = stage.run(first())
+    by_id = {request.call_id: request.approval_id for request in batch.pending}
+    decisions = {by_id["0"]: Approved(), by_id["1"]: Denied(), by_id["6"]: Approved(), by_id["3"]: Approved()}
+    made.options = {}
+    state = batch.state()
+    made.begin = lambda run: run.resume(state, decisions, on_result=made.hook)
+    return made
 
 
 @scene
@@ -505,7 +822,7 @@ async def play(scene: Scene, act: Act | None, steps: frozenset[int], seen: list[
     async def caller(run: Run) -> str:
         nonlocal raised
         try:
-            await run.execute(scene.calls, on_result=scene.hook)
+            await scene.hand_in(run)
         except asyncio.CancelledError:
             raised += 1
             assert run.last_batch is not None, "the cancel came before the results were sealed"
@@ -562,7 +879,7 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
                 name_of_call = str(result.index)
                 if not result.started:
                     assert not stage.started[name_of_call], f"{call} was started"
-                assert stage.started[name_of_call] <= 1
+                assert stage.started[name_of_call] <= max(1, result.attempts)
         else:
             assert fate == "cancelled", what
             assert not any(stage.started[str(index)] for index in range(len(made.calls))), what
@@ -574,13 +891,45 @@ def trial(name: str, act: Act | None, steps: frozenset[int] = frozenset()) -> tu
             assert fate != "cancelled", what
         whole_again(made.tower)
         assert not stage.running.total(), what
+        books(made)
     except BaseException as failure:
         failure.add_note(f"{what}; the story:\n" + "\n".join(stage.story[-100:]))
         raise
     finally:
         patched.undo()
         made.tower._core.workers.close()
+        if made.tower._journal is not None:
+            made.tower._journal.close()
     return seen[0], fate, made
+
+
+def books(made: Scene) -> None:
+    """What the journal says of a scene that is over: what started is there with what came of it, and nothing else is;
+    nothing is open, nobody waits.
+    """
+    tower = made.tower
+    if tower._journal is None:
+        return
+    core = tower._core
+    waiting = [one.handle for one in tower._journal.deferred_calls().result() if one.state == "queued"]
+    assert sorted(waiting) == sorted(
+        one.handle for one in made.sealed.values() if one.outcome == "pending" and one.handle is not None
+    )
+    assert not any(shell._handings for shell in tower._shells._all())
+    assert not core.flights and not core.joined and not any(shell._joins for shell in tower._shells._all())
+    records = tower._journal.calls(limit=1000).result()
+    counts = tower._journal.statistics()
+    assert (counts["watched"], counts["later"], counts["given_up"]) == (0, 0, 0)
+    assert all(one.state in ("done", "unknown") for one in records), records
+    for index, result in made.sealed.items():
+        found = next((one for one in records if one.run_id != "other" and one.index == index), None)
+        tool = tower._core.tools[result.tool]
+        if not result.started and result.shared_with is None:
+            assert found is None, f"{result!r} never started, and is written down: {found}"
+        elif not tool.effect_free and not result.replayed and result.shared_with is None:
+            assert found is not None, f"{result!r} is not written down"
+            if result.applied != "unknown":
+                assert (found.state, found.applied) == ("done", result.applied), (result, found)
 
 
 def every_step(name: str, act: Act, *, stride: int = 1, twice: int = 0) -> int:
@@ -656,7 +1005,7 @@ def test_a_timeout_around_execute(name: str) -> None:
             async with made.tower.run(**made.options) as run:
                 try:
                     async with asyncio.timeout(instant):
-                        await run.execute(made.calls, on_result=made.hook)
+                        await made.hand_in(run)
                 except (TimeoutError, *made.may_raise):
                     pass
                 task = asyncio.current_task()
@@ -755,7 +1104,7 @@ def test_anyio_scopes_around_execute(name: str, kind: str) -> None:
                 async with made.tower.run(**made.options) as run:
                     made.run = run
                     try:
-                        await run.execute(made.calls, on_result=made.hook)
+                        await made.hand_in(run)
                     except made.may_raise:
                         pass
             assert made.run is not None

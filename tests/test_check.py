@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Budget, CheckReport, PolicyError, Pool, Tower
+from towerman import Budget, CheckReport, PolicyError, Pool, Retry, Tower
 from towerman.check.findings import family_of
 from towerman.desk import Desk, open_tower
 
@@ -161,6 +161,18 @@ def write_that_says_no() -> Tower:
     return tools(Tower(), {"read_only": None, "idempotent": False})
 
 
+def retried_on_a_thread() -> Tower:
+    return tools(Tower(), {"retry": 3}, function=plain)
+
+
+def retried_on_the_loop() -> Tower:
+    return tools(Tower(), {"retry": 3})
+
+
+def retried_but_for_timeouts() -> Tower:
+    return tools(Tower(), {"retry": Retry(retry_on=ConnectionError)}, function=plain)
+
+
 def pool_without_bound() -> Tower:
     return tools(Tower(pools={"p": 2}), {"pools": ["p"], "max_queued": None, "max_concurrency": None})
 
@@ -179,6 +191,15 @@ def own_limit_without_bound() -> Tower:
 
 def own_limit_that_refuses() -> Tower:
     return tools(Tower(), {"max_queued": None, "when_busy": "reject"})
+
+
+def deferring_without_bounds() -> Tower:
+    return tools(
+        Tower(journal=":memory:"),
+        {"max_concurrency": None, "max_queued": None, "when_busy": "defer"},
+        {"max_queued": 5, "when_busy": "defer", "independent": None, "read_only": None, "writes": "a:{number}",
+         "idempotent": False},
+    )  # fmt: skip
 
 
 def pool_unused() -> Tower:
@@ -273,6 +294,12 @@ def write_of_a_whole_tree() -> Tower:
         case(pool_for_which_nobody_waits),
         case(own_limit_without_bound, ("note", "limit_without_queue_bound", "tool t0")),
         case(own_limit_that_refuses),
+        case(
+            deferring_without_bounds,
+            ("note", "deferred_without_queue_bound", "tool t0"),
+            ("note", "deferring_without_limit", "tool t0"),
+            ("note", "deferred_write_may_need_a_person", "tool t1"),
+        ),
         case(pool_unused, ("warning", "unused_pool", "pool p")),
         case(pool_of_each_run, ("warning", "run_scope_protects_nothing", "pool p"), verdict="yynyyyyuy"),
         case(
@@ -284,6 +311,9 @@ def write_of_a_whole_tree() -> Tower:
         case(pool_above_process, ("note", "limit_without_effect", "pool p")),
         case(own_limit_above_process, ("note", "limit_without_effect", "tool t0")),
         case(no_limits_at_all, ("note", "no_small_pools", "tower"), verdict="yynyyyyuy"),
+        case(retried_on_a_thread, ("note", "timeout_not_retried", "tool t0")),
+        case(retried_on_the_loop),
+        case(retried_but_for_timeouts),
         case(blocking, ("warning", "blocks_the_loop", "tool t0")),
         case(family_half_pooled, ("warning", "family_without_common_pool", "tool t2"), verdict="yypyyyyuy"),
         case(family_of_two_pools, ("warning", "family_without_common_pool", "tools t0, t1")),
@@ -302,6 +332,22 @@ def test_r140_every_finding(declare: Declare, found: list[tuple[str, str, str]],
     for finding in report.findings:
         assert finding.message.endswith(".")
         assert finding.fix
+
+
+def test_r12_r118_attempts_are_told_apart_from_limits() -> None:
+    """R-12, R-118: what is tried again is told beside rates and budgets, not among the limits; a run that is too short
+    for all attempts is found.
+    """
+    tower = tools(Tower(), {"retry": 3, "timeout": 10, "max_wait": 5}, {"timeout": 10, "max_wait": 5})
+    answer = tower.check().answers[6]
+    assert answer.question == "Are rate, budget and idempotency kept apart from concurrency?"
+    assert answer.because.endswith("No tool has an effect. Attempts: t0 3.")
+    assert codes(tower.check(deadline=30)) == []
+    assert codes(tower.check(deadline=29)) == [("note", "attempts_above_deadline", "tool t0")]
+    assert codes(tower.check(deadline=9)) == [
+        ("warning", "timeout_above_deadline", "tool t0"),
+        ("warning", "timeout_above_deadline", "tool t1"),
+    ]
 
 
 def test_times_above_a_runs_deadline_are_found() -> None:

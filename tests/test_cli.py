@@ -252,6 +252,8 @@ def test_trace_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         "ended": None,
         "waited_for": ["pool crm"],
         "still_running": False,
+        "tokens": None,
+        "attempts": [],
     }
     assert second["calls"][0]["still_running"] is True
 

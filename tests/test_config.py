@@ -28,6 +28,7 @@ from towerman.config import (
     MAX_FILE_BYTES,
     MAX_TOLD,
     TOOL_KEYS,
+    TOWER_KEYS,
     Config,
     from_environment,
     laid_out,
@@ -41,16 +42,21 @@ from towerman.policy import (
     TOOL_OPTIONS,
     TOWER,
     TOWER_OPTIONS,
+    Attempts,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
     Kind,
+    Location,
     RateLimit,
     Repeats,
     Seconds,
+    Secret,
     Shares,
     Spending,
+    Storage,
     Templates,
     ToolPolicy,
     Whole,
@@ -59,6 +65,8 @@ from towerman.policy import (
 
 EXAMPLE = ROOT / "docs" / "towerman.example.toml"
 SCHEMA = jsonschema_rs.validator_for(schema())
+UNSET = {"journal", "secret"}
+"""Options of a tower that are not there unless they are given."""
 SECRET = "S3CRET-of-the-environment"
 
 
@@ -71,7 +79,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def from_names() -> list[str]:
     """The variables that give options."""
-    return [f"TOWERMAN_{key.upper()}" for key in TOWER]
+    return [f"TOWERMAN_{key.upper()}" for key in TOWER_KEYS]
 
 
 def refusal(source: Any, environ: Mapping[str, str] | None = None) -> str:
@@ -110,7 +118,8 @@ def test_the_tables_name_every_option_once() -> None:
     assert {*TOWER, "pools", "budgets"} == set(TOWER_OPTIONS)
     assert set(TOOL) == set(TOOL_OPTIONS) - {"name"} | {"preset"}
     assert set(POOL) == {field.name for field in dataclasses.fields(Pool)}
-    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "summarize"}
+    assert set(TOOL) - set(TOOL_KEYS) == {"encode", "merge", "still_valid", "summarize"}
+    assert set(TOWER) - set(TOWER_KEYS) == {"count_tokens"}
     assert all(option.says and option.kind.allowed for table in (TOWER, POOL, TOOL) for option in table.values())
 
 
@@ -172,8 +181,9 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
     table = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))
     SCHEMA.validate(table)
     made = load(EXAMPLE, {})
-    assert set(made.options) == set(TOWER)
-    assert made.options == {key: getattr(Tower().options, key) for key in TOWER}
+    assert set(made.options) == set(TOWER_KEYS) - UNSET
+    assert made.options == {key: getattr(Tower().options, key) for key in set(TOWER_KEYS) - UNSET}
+    assert all(f"\n# {key} = " in EXAMPLE.read_text(encoding="utf-8") for key in UNSET)
     assert set(table["pools"]["crm"]) == set(POOL)
     tower = Tower(EXAMPLE)
     assert policy(tower, "crm_read_one", reads="customer:{key}").timeout == 10
@@ -183,7 +193,12 @@ def test_the_example_file_shows_every_default(tmp_path: Path) -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_concurency": 3}, "config: max_concurency: no such key; did you mean 'max_concurrency'?"),
-    ({"zzz": 3}, "config: zzz: no such key; known: budgets, debug, grace, "),
+    ({"tools": {"x": {"requires_approval": 1}}}, "config: tools.x.requires_approval: true or false; got 1"),
+    (
+        {"tools": {"x": {"still_valid": "f"}}},
+        "config: tools.x.still_valid: a function, which a file cannot hold",
+    ),
+    ({"zzz": 3}, "config: zzz: no such key; known: approval_lifetime, budgets, debug, grace, "),
     ({"engine": {"url": "redis://"}}, "config: engine: no such key; known: "),
     ({"max_concurrency": 0}, "config: max_concurrency: a whole number, 1 or more; got 0"),
     ({"max_concurrency": 2.0}, "config: max_concurrency: a whole number, 1 or more; got 2.0"),
@@ -249,7 +264,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"x": {"pools": 3}}}, "config: tools.x.pools: a list of pool names or a mapping of name to permits"),
     ({"tools": {"x": {"pools": ["a", 3]}}}, "mapping of name to permits; it holds 3"),
     ({"tools": {"x": {"pools": {"a": 0}}}}, "config: tools.x.pools.a: a whole number, 1 or more; got 0"),
-    ({"tools": {"x": {"preset": "write"}}}, "config: tools.x.preset: one of 'read', 'background'"),
+    ({"tools": {"x": {"preset": "writing"}}}, "config: tools.x.preset: one of 'read', 'write', 'background'"),
     ({"tools": {"x": {"description": 3}}}, "config: tools.x.description: text; got 3"),
     ({"tools": {"x": {"independent": True, "reads": "k"}}}, "config: tools.x: independent=True contradicts reads"),
 ]
@@ -465,14 +480,20 @@ def test_a_subclass_gives_arguments_too() -> None:
         Tower(None, 3)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("key", TOWER)
+@pytest.mark.parametrize("key", TOWER_KEYS)
 def test_every_scalar_option_has_a_variable(key: str) -> None:
     """API section 1: each option of a tower that is one value can be given by the environment, and a wrong one names
     the variable and what is allowed, not the value.
     """
     name, kind = f"TOWERMAN_{key.upper()}", TOWER[key].kind
     right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True), Repeats: ("7", 7)}
+    right |= {Storage: ("./x", "./x")}
     text, value = right.get(type(kind), ("", None))
+    if key in UNSET:
+        assert from_environment({name: "any text"}) == {key: "any text"}
+        assert "any text" not in repr(from_environment({name: "any text"}))
+        assert from_environment({name: ""}) == {}
+        return
     if isinstance(kind, Word):
         text = value = kind.words[-1]
     assert from_environment({name: text, "OTHER": "x"}) == {key: value}
@@ -650,7 +671,7 @@ def test_presets_are_written_out_where_they_are_given() -> None:
     assert policy(Tower(table), "crm_x", preset="read").max_queued == 7
     assert policy(Tower(table), "bg_x").max_wait == 1
     assert policy(Tower(table), "bg_y", max_queued=2).max_queued == 2
-    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'background'"):
+    with pytest.raises(PolicyError, match="tool 'crm_read': preset: one of 'read', 'write', 'background'"):
         policy(Tower(table), preset=["read"])
 
 
@@ -688,8 +709,10 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.integers(least, least + 40)
         case Seconds(zero):
             return st.one_of(st.integers(0 if zero else 1, 99), st.floats(0.001, 1e6))
-        case Flag():
+        case Flag() | Condition():
             return st.booleans()
+        case Storage():
+            return st.sampled_from(["memory", "off"])
         case Word():
             return st.sampled_from(kind.words)
         case Templates():
@@ -716,6 +739,15 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case Attempts():
+            most = st.fixed_dictionaries(
+                {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}
+            )
+            return st.one_of(st.integers(1, 5), most)
+        case Location():
+            return st.just(":memory:")  # a path is found from the folder of its file
+        case Secret():
+            return st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="$"), min_size=1)
         case _:
             return st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="$"), max_size=20)
 
@@ -738,7 +770,7 @@ money = st.fixed_dictionaries(
 )
 tables = st.fixed_dictionaries(
     {
-        "options": table_of(TOWER, TOWER),
+        "options": table_of(TOWER, TOWER_KEYS),
         "pools": st.fixed_dictionaries({"p": st.integers(1, 4), "q": pool_tables}),
         "budgets": st.fixed_dictionaries({}, optional={"run": budget_tables, "process": money, "tenant:a": money}),
         "tools": st.dictionaries(st.sampled_from(["one", "two"]), table_of(TOOL, TOOL_KEYS)),
@@ -841,10 +873,11 @@ def test_rubbish_is_refused_in_words_and_what_is_taken_fits_the_schema(table: di
 def test_the_schema_knows_every_key() -> None:
     """The schema is made of the tables: every key with its sentence, and the defaults that hold."""
     made: Any = json.loads(json.dumps(schema()))
-    assert set(made["properties"]) == {*TOWER, "budgets", "pools", "tools"}
-    for key, option in TOWER.items():
+    assert set(made["properties"]) == {*TOWER_KEYS, "budgets", "pools", "tools"}
+    for key, option in TOWER_KEYS.items():
         assert made["properties"][key]["description"] == option.says
-        assert made["properties"][key]["default"] == getattr(Tower().options, key)
+        assert made["properties"][key].get("default") == getattr(Tower().options, key)
+        assert ("default" in made["properties"][key]) == (key not in UNSET)
     assert set(made["properties"]["tools"]["additionalProperties"]["properties"]) == set(TOOL_KEYS)
     assert not any(isinstance(TOOL[key].kind, Function) for key in TOOL_KEYS)
     assert "default" not in made["properties"]["tools"]["additionalProperties"]["properties"]["timeout"]

@@ -162,6 +162,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "permits": {"process": 1, "run": 1, "p": 1},
                 "shared_with": None,
                 "merged": False,
+                "approval": False,
             }
             for i in range(2)
         ],

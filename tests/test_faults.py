@@ -81,6 +81,18 @@ PLACES: list[tuple[Any, str]] = [
         (Shell, name)
         for name in (
             "_check",
+            "_approval_for",
+            "_edited",
+            "_seal_decided",
+            "_ask_for",
+            "_heard",
+            "_decided",
+            "_leave",
+            "_put_off",
+            "_say_no",
+            "_too_late",
+            "_cleared",
+            "_run_out",
             "_start_plan",
             "_ready",
             "_offer",
@@ -109,6 +121,44 @@ PLACES: list[tuple[Any, str]] = [
             "_share",
             "_copied",
             "_tied",
+            "_too_large",
+            "_hand_over",
+            "_finish",
+            "_bounded",
+            "_begun",
+            "_summed_up",
+            "_fit",
+            "_trimmed",
+            "_kept_whole",
+            "_attempt",
+            "_try_again",
+            "_rest",
+            "_offer_again",
+            "_failed",
+            "_seal_as_it_was",
+            "_mark_begun",
+            "_tell_fuses",
+            "_rate_limited",
+            "_recall",
+            "_act",
+            "_join",
+            "_look_again",
+            "_looked",
+            "_intend",
+            "_intended",
+            "_launch",
+            "_forestalled",
+            "_conclude",
+            "_concluded",
+            "_defer",
+            "_diverted",
+            "_hand_in",
+            "_handed",
+            "_hear",
+            "_seal_row",
+            "_hand_down",
+            "_behind",
+            "_file",
             "_spare",
             "_reserve",
             "_refuse_short",
@@ -122,7 +172,10 @@ PLACES: list[tuple[Any, str]] = [
         )
     ),
     *((Shares, name) for name in ("reserve", "begin", "settle", "charge")),
-    *((Gate, name) for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw")),
+    *(
+        (Gate, name)
+        for name in ("offer", "offer_row", "finish", "orphan", "cancel", "withdraw", "begun", "verdict", "pause")
+    ),
     *((Plan, name) for name in ("start", "seal", "end", "key")),
     *(
         (towerman.sealing, name)
@@ -144,7 +197,7 @@ PLACES: list[tuple[Any, str]] = [
 
 async def play(scene: Any, run: Run, cancels: bool) -> BaseException | None:
     """Run the scene's batch, perhaps cancelled half-way; what it raised."""
-    task = asyncio.ensure_future(run.execute(scene.calls, on_result=scene.hook))
+    task = asyncio.ensure_future(scene.hand_in(run))
     if cancels:
         for _ in range(6):
             await asyncio.sleep(0)
@@ -199,6 +252,8 @@ def trial(name: str, place: tuple[Any, str], fails_at: int, cancels: bool, *, la
     finally:
         patched.undo()
         scene.tower._core.workers.close()
+        if scene.tower._journal is not None:
+            scene.tower._journal.close()
     return faulty.count
 
 

@@ -2,8 +2,8 @@
 
 The table is the order of the rooms. A room imports only rooms above it, never a sibling of its own row; the pure
 ones neither wait, nor read time, nor know a third party, apart from those named here. The sides (adapters,
-observers) reach pure rooms only; the doors (command line, demo, test kit) may import anything, and nothing imports
-them. The test kit is for programs of users: it knows no third party either.
+journal, observers) reach pure rooms only; the doors (command line, demo, test kit) may import anything, and nothing
+imports them. The test kit is for programs of users: it knows no third party either.
 A file without a place in the table fails, so that a new room is placed on purpose.
 """
 
@@ -22,16 +22,23 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls rates+breaker+repeats budgets policy config arguments+access tools changes plan ledger watched "
-    "lots waiting deadlock turns gate bounds leftovers trace timeline+sealing explain+check+report"
+    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes plan "
+    "ledger watched lots waiting deadlock turns gate bounds pages tokens leftovers records approvals trace "
+    "timeline+sealing explain+check+report"
 )
 ROWS = [
-    row.split("+") for row in [*PURE.split(), "threads+processes+follow", "work", "core", "limits", "runner", "tower"]
+    row.split("+")
+    for row in [*PURE.split(), "threads+processes+follow+store", "work", "core", "limits", "runner", "tower"]
 ]
 ABOVE = {room: {above for row in ROWS[:index] for above in row} for index, row in enumerate(ROWS) for room in row}
-SIDES = {"adapters": ABOVE["timeline"], "observers": ABOVE["timeline"]}
-LAZY = {"work": {"adapters"}, "tower": {"adapters"}}  # inside functions only, or for the type checker
-DOORS = {"__init__", "__main__", "cli", "desk", "testing"}
+SIDES = {"adapters": ABOVE["timeline"], "journal": ABOVE["timeline"], "observers": ABOVE["timeline"]}
+LAZY = {
+    "work": {"adapters"},
+    "core": {"journal"},
+    "runner": {"journal"},
+    "tower": {"adapters", "journal"},
+}  # inside functions only, or for the type checker
+DOORS = {"__init__", "__main__", "cli", "desk", "terminal", "testing"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.
 THIRD_PARTY = {"policy": {"pydantic"}, "arguments": {"griffe", "jsonschema_rs", "pydantic", "pydantic_core"}}
 
@@ -196,15 +203,17 @@ def test_import_towerman_is_light() -> None:
     """`import towerman` loads none of the packages that only one command, one provider or one schema needs, nor
     the test kit."""
     heavy = ["anthropic", "griffe", "jsonschema_rs", "openai", "opentelemetry", "pydantic", "rich", "typer"]
-    heavy += ["asyncio", "logging", "multiprocessing", "pathlib", "subprocess", "uuid"]
+    heavy += ["asyncio", "concurrent.futures", "logging", "multiprocessing", "pathlib", "sqlite3", "subprocess", "uuid"]
     rooms = [
         "adapters",
         "changes",
         "check",
         "explain",
         "follow",
+        "journal",
         "leftovers",
         "processes",
+        "records",
         "report",
         "runner",
         "testing",

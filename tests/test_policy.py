@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from towerman import PolicyError, Pool, Tower
+from towerman import PolicyError, Pool, Retry, Tower
 from towerman.policy import (
     MIN_RESULT_BYTES,
     PRESETS,
@@ -154,6 +154,39 @@ def test_r51_pools_that_cannot_be(make: Callable[[], object], told: str) -> None
     assert told in refusal(make)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_attempts": 0}, "Retry.max_attempts: a whole number, 1 or more; got 0"),
+        ({"max_attempts": 2.0}, "Retry.max_attempts: a whole number, 1 or more; got 2.0"),
+        ({"initial_delay": -1}, "Retry.initial_delay: seconds, 0 or more; got -1"),
+        ({"max_delay": float("nan")}, "Retry.max_delay: a finite number of seconds; got nan"),
+        ({"initial_delay": 9}, "Retry.initial_delay: at most max_delay (5 seconds); got 9"),
+        (
+            {"retry_on": 5},
+            "Retry.retry_on: subclasses of Exception, for example (ConnectionError, TimeoutError); got 5",
+        ),
+        ({"retry_on": (KeyboardInterrupt,)}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": (ValueError, "OSError")}, "Retry.retry_on: subclasses of Exception"),
+        ({"retry_on": int}, "Retry.retry_on: subclasses of Exception"),
+    ],
+)
+def test_r51_retries_that_cannot_be(options: dict[str, Any], told: str) -> None:
+    """R-51, R-118: a retry that could not work is refused where it is made; an interrupt is never retried."""
+    assert told in refusal(lambda: Retry(**options))
+
+
+def test_r118_how_a_retry_may_be_given() -> None:
+    """R-118: a number of attempts, a Retry, or the table of a file; one attempt is none more, for any tool."""
+    assert policy(read_only=True, retry=4).retry == Retry(4)
+    assert policy(read_only=True, retry={"max_attempts": 2, "max_delay": 9}).retry == Retry(2, max_delay=9)
+    given = Retry(retry_on=[ValueError])  # type: ignore[arg-type]  # a list is taken, too
+    assert policy(idempotent=True, retry=given).retry is given
+    assert given.retry_on == Retry(retry_on=ValueError).retry_on == (ValueError,)  # type: ignore[arg-type]
+    assert policy(writes="k", retry=1).retry == Retry(1)
+    assert str(Retry()) == "3 attempts, pauses 0.2 to 5 s, on ConnectionError, TimeoutError"
+
+
 # ==================================================================== tools
 
 
@@ -163,7 +196,17 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"only_call": 0}, "tool 'tool': only_call: True or False"),
     ({"read_only": "no"}, "tool 'tool': read_only: True or False"),
     ({"idempotent": 1}, "tool 'tool': idempotent: True or False"),
+    ({"retry": 0}, "tool 'tool': retry: attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"),
+    ({"retry": True}, "tool 'tool': retry: attempts in all"),
+    ({"retry": {"attempts": 3}}, "tool 'tool': retry: no option 'attempts'; did you mean 'max_attempts'?"),
+    ({"retry": {"max_attempts": 0}}, "tool 'tool': retry.max_attempts: a whole number, 1 or more; got 0"),
+    ({"retry": {"retry_on": ["OSError"]}}, "tool 'tool': retry.retry_on: exception classes, which only code can name"),
+    ({"retry": 3}, "tool 'tool': retry repeats a call, and it is not said that this does no harm; say idempotent=True"),
+    ({"retry": 2, "writes": "k", "idempotent": False}, "tool 'tool': retry repeats a call"),
+    ({"retry": 2, "writes": "k", "read_only": False}, "tool 'tool': retry repeats a call"),
+    ({"on_refusal": "stop"}, "tool 'tool': on_refusal: one of 'tell', 'end_turn'"),
     ({"own_task": 0}, "tool 'tool': own_task: True or False"),
+    ({"on_duplicate": "wait"}, "tool 'tool': on_duplicate: one of 'join', 'conflict'"),
     ({"timeout": 0}, "tool 'tool': timeout: seconds, more than 0; got 0"),
     ({"timeout": float("inf")}, "tool 'tool': timeout: a finite number of seconds"),
     ({"max_wait": -1}, "tool 'tool': max_wait: seconds, more than 0"),
@@ -174,9 +217,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_result_bytes": 10}, f"tool 'tool': max_result_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"when_busy": "queue"}, "tool 'tool': when_busy: one of 'wait', 'reject'"),
     ({"run_in": "elsewhere"}, "tool 'tool': run_in: one of 'loop', 'thread', 'process'"),
-    ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'background' (did you mean 'read'?)"),
+    ({"preset": "raed"}, "tool 'tool': preset: one of 'read', 'write', 'background' (did you mean 'read'?)"),
     ({"encode": "json"}, "tool 'tool': encode: a function of the handler's value"),
     ({"summarize": 5}, "tool 'tool': summarize: a function of the handler's value"),
+    ({"protect": 1}, "tool 'tool': protect: True or False; got 1"),
     ({"share_identical": 1}, "tool 'tool': share_identical: True or False; got 1"),
     ({"merge": "add"}, "tool 'tool': merge: a function of a list of argument mappings; got 'add'"),
     ({"merge": print}, "tool 'tool': merge joins calls on one resource, and the tool declares none; say reads= or"),
@@ -204,6 +248,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_repeats": True}, "tool 'tool': max_repeats: a whole number, 1 or more, or \"any\"; got True"),
     ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
     ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
+    ({"requires_approval": "yes"}, "tool 'tool': requires_approval: True, False, or a plain function of the arguments"),
+    ({"still_valid": True}, "tool 'tool': still_valid: a function of the arguments; got True"),
     ({"breaker": 5}, "tool 'tool': breaker: True, or failures, window, open_for and probes as Breaker takes them"),
     ({"breaker": {"failures": 0}}, "tool 'tool': breaker.failures: a whole number, 1 or more; got 0"),
 ]
@@ -308,13 +354,32 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"grace": -1}, "grace: seconds, 0 or more"),
     ({"max_result_bytes": 1}, f"max_result_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
     ({"max_batch_bytes": 1}, f"max_batch_bytes: a whole number, {MIN_RESULT_BYTES} or more"),
+    (
+        {"results": "folder"},
+        "results: 'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results'",
+    ),
+    ({"results": ""}, "results: 'auto', 'memory'"),
+    ({"results": "./a\0b"}, "results: 'auto', 'memory'"),
+    ({"results": 5}, "results: 'auto', 'memory'"),
+    ({"results": dict}, "results: 'auto', 'memory'"),
+    ({"results": "/nowhere/at/all/results"}, "results: the folder cannot be used: No such file or directory"),
+    ({"results": "journal"}, "results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'"),
+    ({"result_lifetime": 0}, "result_lifetime: seconds, more than 0"),
+    ({"max_stored_bytes": -1}, "max_stored_bytes: a whole number, 0 or more"),
+    ({"count_tokens": 5}, "count_tokens: a function of a text"),
     ({"on_excess": "cut"}, "on_excess: one of 'tell', 'queue'"),
     ({"undeclared": "sequential"}, "undeclared: one of 'ordered', 'exclusive', 'independent'"),
-    ({"when_busy": "defer"}, "when_busy: one of 'wait', 'reject'"),
+    ({"when_busy": "queue"}, "when_busy: one of 'wait', 'reject', 'defer'"),
+    ({"approval_lifetime": 0}, "approval_lifetime: seconds, more than 0; got 0"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
+    ({"on_duplicate": "wait"}, "on_duplicate: one of 'join', 'conflict'"),
     ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),
     ({"debug": 1}, "debug: True or False; got 1"),
     ({"strict": "yes"}, "strict: True or False; got 'yes'"),
+    ({"journal": 5}, "journal: the path of a file"),
+    ({"journal": " "}, "journal: the path of a file"),
+    ({"secret": ""}, "secret: text or bytes that nobody can guess; got an empty one"),
+    ({"secret": 918273645546}, "secret: text or bytes that nobody can guess; got int"),
     ({"pools": 5}, "pools: a mapping of name to permits or Pool"),
     ({"budgets": 5}, "budgets: a mapping of whom it counts for to Budget"),
     ({"budgets": {"run": 5}}, "budgets.run: a Budget, such as Budget(calls=20, seconds=60); got 5"),
@@ -343,5 +408,7 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_wait, made.timeout, made.grace, made.max_queued) == (30.0, 300.0, 5.0, 1000)
     assert (made.on_excess, made.undeclared, made.when_busy, made.on_orphan) == ("tell", "ordered", "wait", "hold")
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
+    assert (made.results, made.result_lifetime, made.max_stored_bytes) == ("auto", 3600.0, 67_108_864)
+    assert made.count_tokens is None
     assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from kit import PATIENCE, until, whole_again
 
-from towerman import Call, Context, PolicyError, Result, ToolError, Tower
+from towerman import Call, Context, PolicyError, RateLimited, Result, Retry, ToolError, Tower
 
 # ------------------------------------------------------------------ what runs in the processes
 
@@ -52,6 +52,26 @@ def die(how: str) -> None:
 def leave() -> None:
     """What a script does to end."""
     sys.exit(0)
+
+
+def flaky(marks: str) -> int:
+    """Lose what it talks to twice, then answer how often it was called."""
+    count = len(list(Path(marks).iterdir()))
+    Path(marks, str(count)).write_text(str(os.getpid()))
+    if count == 0:
+        raise ConnectionResetError
+    if count == 1:
+        raise RateLimited("0.01")
+    return count + 1
+
+
+def late_once(marks: str) -> int:
+    """Compute for ever when it is called first."""
+    count = len(list(Path(marks).iterdir()))
+    Path(marks, str(count)).write_text(str(os.getpid()))
+    while count == 0:
+        pass
+    return count + 1
 
 
 class Odd(Exception):
@@ -265,3 +285,28 @@ def test_what_cannot_run_in_a_process_is_told_at_its_declaration(handler: Any, t
 
     with pytest.raises(PolicyError, match="top of a module"):
         Tower().add_tool(local, run_in="process")
+
+
+def test_s9_attempts_in_processes(tmp_path: Path) -> None:
+    """S9: what is raised in a process is judged as anywhere, retry_after included; each attempt is a new one there."""
+    tower = Tower()
+    tower.add_tool(
+        flaky, independent=True, read_only=True, run_in="process", retry=Retry(3, initial_delay=0.01, max_delay=0.1)
+    )
+    (result,) = asyncio.run(tower.execute([Call("flaky", {"marks": str(tmp_path)})]))
+    assert (result.value, result.attempts) == (3, 3)
+    whole_again(tower)
+    tower.close()
+
+
+def test_s9_a_process_that_ran_out_of_time_has_ended(tmp_path: Path) -> None:
+    """S9: a process is killed when its time is over, so its attempt has ended, and another one may follow."""
+    tower = Tower()
+    tower.add_tool(
+        late_once, independent=True, read_only=True, run_in="process", timeout=2, retry=Retry(9, initial_delay=0.01)
+    )
+    (result,) = asyncio.run(tower.execute([Call("late_once", {"marks": str(tmp_path)})]))
+    assert result.value == 2  # at the second attempt, or later where a process did not even begin in time
+    assert result.attempts >= 2
+    whole_again(tower)
+    tower.close()

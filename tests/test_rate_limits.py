@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kit import Stage, codes, gate_of, on_stage, run_batch, sound
+from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, sound
 
-from towerman import Call, Event, PolicyError, Pool, Rate, Tower
+from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
 from towerman.policy import rate_of
 
 stage = pytest.fixture(on_stage)
@@ -592,3 +592,177 @@ def test_s13_observe_mode_counts_what_a_rate_would_have_held_back(stage: Stage) 
     real = wide(stage)
     real.add_tool(clocked(stage, []), name="q", independent=True, rate="2/s")
     assert sum(result.waited for result in run_batch(stage, real, [Call("q", {})] * 6)) == 6.0
+
+
+# --- services that say that it is too much ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [None, "1000/s"])
+@pytest.mark.parametrize("thread", [False, True])
+def test_r122_one_fan_out_does_not_become_200_failures(rate: str | None, thread: bool, stage: Stage) -> None:
+    """R-122: of 200 calls 8 are inside when the service says that it takes no more for 5 s: these 8 fail, the other 192
+    wait, holding nothing, and go on then; whether the tool has a rate or not.
+    """
+    tower = stage.tower(run_concurrency=8, max_calls_per_batch=200, max_wait=1e6)
+    starts: list[float] = []
+
+    async def on_loop() -> str:
+        starts.append(stage.clock.value)
+        await asyncio.sleep(0.1)
+        if stage.clock.value < 1:
+            raise RateLimited(5)
+        return "fine"
+
+    def on_thread() -> str:
+        starts.append(stage.clock.value)
+        stage.rest(stage.loop, 0.1)
+        if stage.clock.value < 1:
+            raise RateLimited(5)
+        return "fine"
+
+    tower.add_tool(on_thread if thread else on_loop, name="q", independent=True, rate=rate)
+    done = run_batch(stage, tower, [Call("q", {})] * 200)
+    assert codes(done).count("rate_limited") == 8
+    assert codes(done).count(None) == 192
+    assert [result.retry_after for result in done[:8]] == [5.0] * 8
+    assert sorted(starts)[8] == pytest.approx(5.1)
+
+
+def test_r122_who_would_wait_in_vain_is_told_at_once(stage: Stage) -> None:
+    """R-122: calls whose wait is over before the service takes any again are answered `rate_limited` in that step, with
+    the seconds, and do not start; so are those that come later.
+    """
+    tower = stage.tower(run_concurrency=2, max_wait=10)
+    starts: list[float] = []
+
+    @tower.tool(independent=True)
+    async def q() -> None:
+        starts.append(stage.clock.value)
+        await asyncio.sleep(1)
+        raise RateLimited(60)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            done = await run.execute([Call("q", {})] * 20)
+            assert stage.clock.value == 1
+            assert codes(done) == ["rate_limited"] * 20
+            assert [result.started for result in done] == [True] * 2 + [False] * 18
+            assert {result.retry_after for result in done[2:]} == {60.0}
+            await asyncio.sleep(30)
+            [late] = await run.execute([Call("q", {})])
+            assert (late.code, late.started, late.retry_after) == ("rate_limited", False, 30.0)
+            assert tower.statistics().rates["tool:q"].rate is None
+            await asyncio.sleep(30)
+            [fresh] = await run.execute([Call("q", {})])
+            assert fresh.started
+
+    stage.run(main())
+
+
+def test_r122_r119_a_tool_that_is_tried_again_waits_for_its_service(stage: Stage) -> None:
+    """R-119, R-122, S9: attempts are admitted again and keep the pause like everybody else; after it all are well."""
+    tower = stage.tower(run_concurrency=4, max_calls_per_batch=40, max_wait=1e6)
+    starts: list[float] = []
+
+    @tower.tool(independent=True, read_only=True, retry=3, rate="20/s")
+    async def q() -> str:
+        starts.append(stage.clock.value)
+        await asyncio.sleep(0.1)
+        if stage.clock.value < 3:
+            raise RateLimited(3)
+        return "fine"
+
+    done = run_batch(stage, tower, [Call("q", {})] * 40)
+    assert done.ok
+    assert sorted(result.attempts for result in done) == [1] * 36 + [2] * 4
+    assert len(starts) == 44
+    assert min(start for start in starts if start > 0) >= 3.1
+    assert most_in_a_window(starts, 1.0) <= 20
+
+
+def test_g12_a_pause_has_a_limit(stage: Stage) -> None:
+    """G12: however long a service asks for, its tool pauses for an hour at most; nonsense is a second."""
+    tower = stage.tower(max_wait=1e6)
+    asked: list[Any] = [1e12]
+
+    @tower.tool(independent=True)
+    async def q() -> None:
+        raise RateLimited(asked[0])
+
+    async def main() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("q", {})])
+            assert tower.statistics().rates["tool:q"].free_in == 3600
+            await asyncio.sleep(3600)
+            for nonsense in (None, float("nan"), -5, "soon", object()):
+                asked[0] = nonsense
+                await run.execute([Call("q", {})])
+                assert tower.statistics().rates["tool:q"].free_in == 1
+                await asyncio.sleep(1)
+
+    stage.run(main())
+
+
+# --- beside everything else -------------------------------------------------------------------------------------------
+
+
+def test_s10_nested_calls_wait_for_a_rate_and_no_circle_is_seen(stage: Stage) -> None:
+    """S10: nested calls take starts of their own, which nobody can lend; a caller that holds the only place of the
+    process waits for them, and nobody is refused for a circle, since time goes on.
+    """
+    tower, starts = stage.tower(max_concurrency=1, max_wait=1e6), list[float]()
+    tower.add_tool(clocked(stage, starts), name="leaf", independent=True, rate="1/s", breaker=True)
+
+    @tower.tool(independent=True)
+    async def agent(ctx: Context) -> list[str | None]:
+        return codes(await ctx.execute([Call("leaf", {})] * 3))
+
+    done = run_batch(stage, tower, [Call("agent", {})])
+    assert done[0].value == [None] * 3
+    assert starts == [0, 1, 2]
+    assert repr(gate_of(tower).ledger.meters["rate:tool:leaf"]).startswith("Meter('rate:tool:leaf', Window(1 in ")
+    assert repr(gate_of(tower).ledger.fuses["breaker:tool:leaf"]).startswith("Fuse('breaker:tool:leaf', Circuit(closed")
+    assert tower.explain([Call("leaf", {})]).ok
+
+
+def test_r64_pools_and_pauses_that_go(stage: Stage) -> None:
+    """R-64: a pool that is taken away takes its rate and breaker along; a tool that was asked to pause keeps pausing
+    when its options change, and gets a rate in place of the pause.
+    """
+    tower = stage.tower(config={"pools": {"api": {"permits": 2, "rate": "1/s", "breaker": True}}}, max_wait=1e6)
+    starts: list[float] = []
+    tower.add_tool(clocked(stage, starts), name="other", independent=True)
+
+    @tower.tool(independent=True)
+    async def asked() -> None:
+        if not starts:
+            raise RateLimited(10)
+        starts.append(stage.clock.value)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            await run.execute([Call("asked", {})])
+            tower.configure(tools={"asked": {"timeout": 5}})
+            assert tower.statistics().rates["tool:asked"].free_in == 10
+            tower.configure({"pools": {}})
+            assert set(tower.statistics().rates) == {"tool:asked"}
+            assert not tower.statistics().breakers
+            starts.append(0)
+            await run.execute([Call("asked", {})] * 2)
+            assert starts == [0, 10, 10]
+            tower.configure(tools={"asked": {"rate": "1/s"}})
+            await run.execute([Call("asked", {})] * 3)
+            assert starts[3:] == [10, 11, 12]
+
+    stage.run(main())
+
+
+def test_a_rate_in_the_child_of_a_fork_is_its_own(stage: Stage) -> None:
+    """R-09: rates count for one process; after a fork the child begins anew, with what it has declared."""
+    tower = wide(stage, pools={"api": Pool(5, rate="1/h", breaker=True)})
+    tower.add_tool(clocked(stage, []), name="q", independent=True, pools=["api"], when_busy="reject")
+    assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
+    tower._after_fork()
+    tower._core.workers = CountedWorkers("towerman-worker")
+    assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
+    stage.towers.remove(tower)  # an hour would have to pass for its probes

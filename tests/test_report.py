@@ -52,7 +52,7 @@ def test_s13_a_full_limit_is_counted_with_a_bound_on_the_waits(stage: Stage) -> 
     report = tower.report()
     assert limit(report, "crm") == LimitReport("crm", 2, "process", 5, 3, 2.0, 6.0)
     assert limit(report, "process") == LimitReport("process", 32, "process", 5, 0, 0.0, 0.0)
-    assert tool(report, "fetch") == ToolReport("fetch", 5, 3, 0, 0, 0.0, {})
+    assert tool(report, "fetch") == ToolReport("fetch", 5, 3, 0, 0, 0.0, {}, tokens=10)
     assert (report.batches, report.calls, report.seconds, report.complete) == (1, 5, 2.0, True)
     assert repr(report) == "ObserveReport(5 calls, 1 of 3 limits were over)"
     assert report.limits[0].name == "crm"
@@ -263,7 +263,9 @@ def test_s13_what_order_holds_back_is_told_with_its_time(stage: Stage) -> None:
     )
     assert dict(report.refused) == {"unknown_tool": 1, "invalid_arguments": 1, "call_cap": 1}
     assert tool(report, "update").refused == {"invalid_arguments": 1}
-    assert tool(report, "<unknown tool>") == ToolReport("<unknown tool>", 0, 0, 0, 0, 0.0, {"unknown_tool": 1})
+    unknown = tool(report, "<unknown tool>")
+    assert unknown == ToolReport("<unknown tool>", 0, 0, 0, 0, 0.0, {"unknown_tool": 1}, tokens=unknown.tokens)
+    assert unknown.tokens > 20  # what the model is told of it
     assert tool(report, "update").serialised == 1
     assert tool(report, "legacy").refused == {"call_cap": 1}
 
@@ -364,13 +366,14 @@ def test_the_text_and_the_json() -> None:
     tally = Tally()
     tally.batches, tally.calls, tally.order = 2, {"a": 3, "b": 1}, {("a", "call of b"): (2, 0.25)}
     tally.serialised, tally.refused = {"a": (2, 0.25)}, {("a", "call_cap"): 4, ("b", "call_cap"): 1}
+    tally.tokens = {"a": 1234}
     watch = Watch(2, "process")
     watch.peak, watch.started, watch.seconds, watch.waited = 4, 2, 1.5, 2.5
     report = reported(
         tally, {"idle": Watch(1, "process"), "crm": watch}, {}, {"a": 2}, {"b": 1}, {}, 61.0, complete=False
     )
     assert str(report) == (
-        "Observed for 61.0 s: 4 calls in 2 batches\n"
+        "Observed for 61.0 s: 4 calls in 2 batches, results of about 1,234 tokens\n"
         "\n"
         "What the limits would have held back\n"
         "\n"
@@ -385,9 +388,9 @@ def test_the_text_and_the_json() -> None:
         "\n"
         "Tools\n"
         "\n"
-        "  tool  calls  would have waited  would have been refused  serialised  refused\n"
-        "  a     3      2                  0                        2           4 call_cap\n"
-        "  b     1      0                  1                        0           1 call_cap\n"
+        "  tool  calls  would have waited  would have been refused  serialised  refused     tokens\n"
+        "  a     3      2                  0                        2           4 call_cap  1,234\n"
+        "  b     1      0                  1                        0           1 call_cap  0\n"
         "\n"
         "Events were dropped: the last two tables count too little."
     )
@@ -426,6 +429,7 @@ def test_the_text_and_the_json() -> None:
                 "serialised": 2,
                 "held_seconds": 0.25,
                 "refused": {"call_cap": 4},
+                "tokens": 1234,
             },
             {
                 "name": "b",
@@ -435,10 +439,12 @@ def test_the_text_and_the_json() -> None:
                 "serialised": 0,
                 "held_seconds": 0.0,
                 "refused": {"call_cap": 1},
+                "tokens": 0,
             },
         ],
         "order": [{"tool": "a", "behind": "call of b", "calls": 2, "seconds": 0.25}],
         "refused": {"call_cap": 5},
+        "tokens": 1234,
         "complete": False,
     }
     empty = reported(Tally(), {}, {}, {}, {}, {}, 0.0, complete=True)

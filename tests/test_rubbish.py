@@ -8,6 +8,7 @@ deep, never a hang, never a call without its result.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from towerman import Budget, Call, InputError, PolicyError, Pool, ToolError, Tower
+from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower, Worker
 
 
 class Hostile:
@@ -127,6 +128,8 @@ TOOL_OPTIONS = [
     "only_call",
     "read_only",
     "idempotent",
+    "retry",
+    "on_refusal",
     "pools",
     "weight",
     "max_concurrency",
@@ -140,6 +143,7 @@ TOOL_OPTIONS = [
     "max_result_bytes",
     "encode",
     "summarize",
+    "protect",
     "share_identical",
     "merge",
     "run_in",
@@ -214,6 +218,30 @@ def test_g1_values_of_arguments(rubbish: Any) -> None:
     assert len(one_batch(made(), [Call("put", {"a": rubbish}), Call("ping", {"a": rubbish})])) == 2
 
 
+WORKER_OPTIONS = ("concurrency", "patience", "poll", "grace", "foreign_after", "on_end")
+
+
+@pytest.mark.parametrize("option", WORKER_OPTIONS)
+@each
+def test_options_of_a_worker(option: str, rubbish: Any) -> None:
+    """A worker is made with the option, or it is refused by name."""
+    tower = Tower(journal=":memory:")
+    taken(lambda: Worker(tower, **{option: rubbish}), option)
+
+
+@each
+def test_what_is_submitted(rubbish: Any) -> None:
+    """Whatever is handed in to run later is a batch, or refused; a batch_id of any kind, too."""
+
+    async def main() -> None:
+        async with Tower(journal=":memory:") as tower:
+            for given in ({"calls": rubbish}, {"calls": [], "batch_id": rubbish}):
+                with contextlib.suppress(PolicyError, InputError):
+                    await tower.submit(**given)
+
+    asyncio.run(main())
+
+
 @each
 def test_everything_else(rubbish: Any) -> None:
     """Formats, hooks, observers, reasons, widths, handlers: refused in words, or taken."""
@@ -231,6 +259,12 @@ def test_everything_else(rubbish: Any) -> None:
     taken(lambda: done.turn(rubbish), "format")
     taken(lambda: done.timeline(rubbish), "width")
     taken(lambda: tower.flush(rubbish), "timeout")
+    taken(lambda: tower.read(rubbish), "handle")
+    large = Tower(max_result_bytes=512)
+    large.add_tool(lambda: "line\n" * 1_000, name="dump", independent=True)
+    (dump,) = large.execute_sync([Call("dump", {})])
+    taken(lambda: large.read(str(dump.handle), rubbish), "page")
+    large.close()
     taken(lambda: tower.add_observer(rubbish), "observers")
     tower.remove_observer(rubbish)
     taken(lambda: Tower().add_tool(rubbish), "tool")
@@ -260,3 +294,33 @@ def test_g1_what_a_handler_tells(field: str, rubbish: Any) -> None:
     (result,) = one_batch(tower, [Call("fail", {})])
     assert result.code == "handler_error"
     assert result.applied in ("no", "yes", "unknown")
+
+
+@each
+@pytest.mark.parametrize("option", ["max_attempts", "initial_delay", "max_delay", "retry_on"])
+def test_options_of_a_retry(option: str, rubbish: Any) -> None:
+    """R-51: each option of a retry is checked, in code and as a table, or it is one that works."""
+    if taken(lambda: Retry(**{option: rubbish}), option):
+        assert "attempts" in str(Retry(**{option: rubbish}))
+    taken(lambda: Tower({"tools": {"x*": {"retry": {option: rubbish}}}}), "config")
+
+
+@each
+def test_g1_whatever_a_service_asks_for(rubbish: Any) -> None:
+    """G1, R-122: a RateLimited made of anything, and a foreign exception with a retry_after of anything, end in one
+    result; what is no length of time is not told as one.
+    """
+    tower = Tower()
+
+    class Foreign(ConnectionError):
+        retry_after = rubbish
+        applied = rubbish
+
+    @tower.tool(independent=True, read_only=True, retry=Retry(2, initial_delay=0, max_delay=0))
+    async def ask(which: int) -> None:
+        raise Foreign if which else RateLimited(rubbish)
+
+    limited, foreign = one_batch(tower, [Call("ask", {"which": 0}), Call("ask", {"which": 1})])
+    assert (limited.code, foreign.code) == ("rate_limited", "handler_error")
+    for result in (limited, foreign):
+        assert result.retry_after is None or 0 <= result.retry_after < 1e15

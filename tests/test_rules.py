@@ -887,6 +887,7 @@ def test_g8_see_the_canary(stage: Stage) -> None:
         "waited": 0.0,
         "ran": 0.0,
         "size": 7,
+        "tokens": 2,
     }
 
 

@@ -6,8 +6,9 @@ plays it without any pause, one call after another in emitted order; the tower p
 at all that it declares when it starts and again before it writes, and writes in two halves with a pause between, so an
 overlap that must not be shows in the cells, in a result, or in both.
 
-A call may fail, before it wrote or half-way; its time may be over, and then it stops, cleans up, or is deaf and goes on
-until its own end; and it may make calls of its own on what it declares.
+A call may fail, before it wrote or half-way, for good or only in its first attempt, after which it rests; its time may
+be over, and then it stops, cleans up, or is deaf and goes on until its own end; and it may make calls of its own on
+what it declares.
 
 House rules. Which calls conflict is said here in a few lines that share nothing with the rooms under test.
 
@@ -28,7 +29,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from kit import Stage, on_stage, retake, sound, whole_again
 
-from towerman import Call, Context, ToolError, Tower
+from towerman import Call, Context, Retry, ToolError, Tower
 
 stage = pytest.fixture(on_stage)
 
@@ -81,16 +82,20 @@ class Spec:
         touches: what it declares. What declares nothing may touch anything, and touches these too, undeclared.
         timed: its time is over after `TIMEOUT`; the others have all the time there is, and may make calls.
         own_task: the option of that name.
+        retry: its calls are tried twice, if they lose what they talk to.
     """
 
     kind: str
     touches: tuple[Touch, ...]
     timed: bool
     own_task: bool
+    retry: bool = False
 
     def options(self) -> dict[str, Any]:
         """As the tool is declared."""
         options: dict[str, Any] = {"timeout": TIMEOUT if self.timed else 1e9, "own_task": self.own_task}
+        if self.retry:
+            options |= {"idempotent": True, "retry": Retry(2, initial_delay=2.0, retry_on=(ConnectionError,))}
         match self.kind:
             case "declared":
                 options["reads"] = [touch.template for touch in self.touches if not touch.write] or None
@@ -184,6 +189,7 @@ def specs(kinds: Sequence[str]) -> st.SearchStrategy[Spec]:
             st.just(()) if kind == "independent" else st.lists(TOUCHES, min_size=1, max_size=3).map(tuple),
             st.booleans(),
             st.booleans(),
+            st.booleans(),
         )
     )
 
@@ -222,11 +228,13 @@ def cases(draw: st.DrawFn) -> Case:
             scripts += ["stops", "cleans up"]
             if caller is None:
                 scripts.append("is deaf")
+        if spec.retry:
+            scripts += ["flaky", "flaky half-way"] * 2
         pauses = draw(st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 1.0])] * 3))
         made = Step(count, tool, spec, draw(places), draw(places), draw(st.sampled_from(scripts)), pauses)
         if caller is not None and not caller.covers(made):
             made = Step(count, len(tools) - 1, tools[-1], made.one, made.two, "works", pauses)
-        if made.spec.timed or not depth or draw(st.integers(0, 2)):
+        if made.spec.timed or made.script == "flaky half-way" or not depth or draw(st.integers(0, 2)):
             return made
         inner = tuple(step(made, depth - 1) for _ in range(draw(st.integers(1, 3))))
         return Step(made.number, made.tool, made.spec, made.one, made.two, made.script, pauses, inner)
@@ -274,12 +282,14 @@ def digest(*parts: object) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def play(step: Step, cells: Cells) -> Play:
-    """What a call does, from its start to its end."""
+def play(step: Step, cells: Cells, attempt: int) -> Play:
+    """What an attempt of a call does, from its start to its end."""
     first, second, third = step.pauses
     reads, writes = step.reads(), step.writes()
     seen = [cells[cell] for cell in reads]
     yield Pause(first)
+    if step.script == "flaky" and attempt == 1:
+        raise ConnectionError
     if step.script == "breaks":
         raise ToolError("it broke")
     answers = (yield Inner(step.inner)) if step.inner else []
@@ -291,6 +301,8 @@ def play(step: Step, cells: Cells) -> Play:
     for cell in writes[:half]:
         cells[cell] = digest(cell, value)
     yield Pause(third)
+    if step.script == "flaky half-way" and attempt == 1:
+        raise ConnectionError
     if step.script == "breaks half-way":
         raise ToolError("it broke half-way")
     for cell in writes[half:]:
@@ -298,9 +310,9 @@ def play(step: Step, cells: Cells) -> Play:
     return value
 
 
-def one_by_one(step: Step, cells: Cells) -> Answer:
-    """Play a call without any pause, and those that it makes in emitted order."""
-    told = play(step, cells)
+def one_by_one(step: Step, cells: Cells, attempt: int = 1) -> Answer:
+    """Play a call without any pause, one attempt after the other, and those that it makes in emitted order."""
+    told = play(step, cells, attempt)
     answers: Any = None
     late = False
     try:
@@ -314,6 +326,8 @@ def one_by_one(step: Step, cells: Cells) -> Answer:
                     late = True
                     if how == "stops":
                         told.throw(Stopped)
+    except ConnectionError:
+        return one_by_one(step, cells, attempt + 1)
     except ToolError:
         return "handler_error", None
     except Stopped:
@@ -338,8 +352,8 @@ class World:
 
         async def handler(ctx: Context[None], number: int, one: str, two: str) -> int:
             step = self.steps[number]
-            assert number not in self.came, "a call was made twice"
-            self.came[number] = self.stage.clock.value
+            assert number not in self.came or ctx.attempt > 1, "a call was made twice"
+            self.came.setdefault(number, self.stage.clock.value)
             self.stage.tell(f"{number} comes on")
             try:
                 return await self.in_time(step, ctx)
@@ -351,7 +365,7 @@ class World:
 
     async def in_time(self, step: Step, ctx: Context[None]) -> int:
         """Play a call in virtual time."""
-        told = play(step, self.cells)
+        told = play(step, self.cells, ctx.attempt)
         answers: Any = None
         while True:
             try:
@@ -398,10 +412,10 @@ def due(case: Case, step: Step, world: World, began: float, *, coarse: bool = Fa
 @settings(max_examples=150)
 @given(case=cases())
 def test_g4_any_batch_comes_to_what_its_calls_come_to_one_by_one(case: Case) -> None:
-    """G4, G1, G7, S1, S10: whatever tools declare of keys and subtrees, or do not declare, and however long their
-    calls take, fail, run out of time or call one another: each result and the state at the end are those of the calls
-    made one by one in emitted order. And nobody waits who need not: where the limits are wide, each call starts as soon
-    as the last earlier one that it conflicts with is over.
+    """G4, G1, G7, S1, S9, S10: whatever tools declare of keys and subtrees, or do not declare, and however long
+    their calls take, fail, are tried again, run out of time or call one another: each result and the state at the
+    end are those of the calls made one by one in emitted order. And nobody waits who need not: where the limits are
+    wide, each call starts as soon as the last earlier one that it conflicts with is over.
     """
     cells = {cell: place for place, cell in enumerate(CELLS)}
     expected_cells = dict(cells)

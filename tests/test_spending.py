@@ -33,7 +33,7 @@ def _nothing_is_reserved(stage: Stage) -> Iterator[None]:
     yield
     for tower in stage.towers:
         assert all(not any(one.reserved.values()) for one in tower.statistics().budgets.values()), "a share is lost"
-        assert tower._core.book.live == {}
+        assert tower._core.purse.live == {}
 
 
 def worker(stage: Stage, tower: Tower, name: str = "work", seconds: float = 1.0, **options: Any) -> None:
@@ -1088,7 +1088,7 @@ def test_g8_events_say_which_budget_and_no_amount(stage: Stage) -> None:
     tower.flush()
     [refusal] = [event for event in events if event.kind == "rejected"]
     assert (refusal.code, refusal.waited_for) == ("budget_exhausted", ("budget of run (eur)",))
-    told = [repr(events), repr(done), repr(tower._core.book), repr(done[1]), done.timeline(), done[1].content]
+    told = [repr(events), repr(done), repr(tower._core.purse), repr(done[1]), done.timeline(), done[1].content]
     assert not [text for text in [*told, done[1].message] if "765432" in text]
 
 

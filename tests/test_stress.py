@@ -23,7 +23,20 @@ from typing import Any
 import pytest
 from kit import Stage, VirtualLoop, retake, sound, whole_again
 
-from towerman import Call, Event, Pool, Result, Run, ToolError, Tower
+from towerman import (
+    ApprovalRequest,
+    Approved,
+    Budget,
+    Call,
+    Denied,
+    Event,
+    Pool,
+    Rate,
+    Result,
+    Run,
+    ToolError,
+    Tower,
+)
 
 CI_WORLDS = 400
 CHUNKS = 10
@@ -68,6 +81,8 @@ class Spec:
     only_call: bool = False
     late: bool = False
     sync: bool = False
+    rate: Rate | None = None
+    gated: bool = False
 
 
 @dataclass(eq=False)
@@ -118,6 +133,10 @@ class World:
     failures: list[str] = field(default_factory=list)
     late_tools: list[Callable[[], None]] = field(default_factory=list)
     orphans: int = 0
+    starts: dict[str, list[float]] = field(default_factory=dict)
+    budgets: dict[int, int] = field(default_factory=dict)
+    spent: Counter[int] = field(default_factory=Counter)
+    approved: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -143,6 +162,7 @@ class World:
                 scope=pick.choice(["process", "process", "run", "tenant"]),
                 reserve=pick.randint(0, permits - 1) if self.chance(0.3) else 0,
                 max_queued=None if self.patient or self.chance(0.7) else pick.randint(0, 5),
+                rate=self._rate() if self.chance(0.3) else None,
             )
         self.undeclared = pick.choice(["ordered", "ordered", "independent", "exclusive"])
         self.on_orphan = pick.choice(["hold", "hold", "release"])
@@ -164,6 +184,12 @@ class World:
             on_orphan=self.on_orphan,
             observers=[self.events.append] if self.chance(0.3) else [],
         )
+
+    def _rate(self) -> Rate:
+        """Any rate that lets a world end some day."""
+        pick = self.random
+        limit = pick.randint(1, 6)
+        return Rate(limit, pick.choice([0.1, 0.5, 2.0]), pick.choice([None, None, 1, 4]), 0)
 
     def _tool(self) -> None:
         pick = self.random
@@ -215,7 +241,11 @@ class World:
             only_call=self.chance(0.05),
             late=self.chance(0.2),
             sync=sync,
+            rate=self._rate() if self.chance(0.15) else None,
+            gated=self.chance(0.12),
         )
+        options["rate"] = spec.rate
+        options["requires_approval"] = spec.gated
         options |= {"pools": pools or None, "weight": spec.weight, "max_concurrency": spec.limit}
         options["only_call"] = spec.only_call
         if kind in ("independent", "undeclared") and self.chance(0.3):
@@ -327,6 +357,12 @@ class World:
             self.must(not open_need, f"{told}: need {index} is open")
         self.working[job] = None
         self.limits(told)
+        self.rates(job, told)
+        self.spent[job.run] += 1
+        most = self.budgets.get(job.run)
+        self.must(most is None or self.spent[job.run] <= most, f"{told}: {self.spent[job.run]} starts of {most}")
+        asked = (job.run, f"{job.batch}/{job.number}")
+        self.must(not spec.gated or asked in self.approved, f"{told}: nobody has approved it")
 
     def leave(self, job: Job) -> None:
         """The handler's last line."""
@@ -363,6 +399,26 @@ class World:
         for key, units in used.items():
             self.must(units <= most[key], f"{told}: {units} of {most[key]} {key}")
 
+    def rates(self, job: Job, told: str) -> None:
+        """No window holds more starts than it may, and no burst is larger (S7, R-91)."""
+        counted = [] if job.spec.rate is None else [(job.spec.name, job.spec.rate)]
+        for name, _ in job.spec.pools:
+            pool = self.pools[name]
+            whose = {"process": "", "run": f" of run {job.run}", "tenant": f" of {job.tenant}"}[pool.scope]
+            if pool.rate is not None:
+                counted.append((name + whose, pool.rate))
+        now = self.stage.clock.value
+        for key, rate in counted:
+            starts = self.starts.setdefault(key, [])
+            starts.append(now)
+            if rate.burst is None:
+                inside = sum(start > now - rate.per + 1e-6 for start in starts)
+                self.must(inside <= rate.limit, f"{told}: {inside} starts of {rate} of {key}")
+            for number, start in enumerate(reversed(starts), 1):
+                most = (rate.burst or rate.limit) + (now - start + 1e-6) * rate.limit / rate.per
+                # Whoever waits to begin on a thread begins a moment after it was let in.
+                self.must(rate.burst is None or number <= most + 1, f"{told}: {number} starts of {rate} of {key}")
+
     def before_jump(self) -> None:
         """Nothing can go on: what the tower says is held must be what is at work, and every granted call has
         started.
@@ -375,6 +431,20 @@ class World:
         assert seen.orphans == sum(job.result is not None for job in self.working), told
 
     # ---------------------------------------------------------------- what happens
+
+    async def decide(self, run: int, request: ApprovalRequest) -> Approved | Denied | None:
+        """A person: takes their time, and says anything."""
+        pick = self.random
+        n = request.arguments["n"]
+        assert isinstance(n, int)
+        await asyncio.sleep(pick.choice([0.0, 0.1, 0.4, 2.0]))
+        word = pick.choice(["yes", "yes", "yes", "no", "later", "raise"])
+        if word == "raise":
+            raise ValueError
+        if word == "yes":
+            self.approved.add((run, f"{self.jobs[n].batch}/{n}"))
+            return Approved()
+        return Denied("no") if word == "no" else None
 
     def path(self) -> str:
         """A resource path, few of them, some above others."""
@@ -479,7 +549,7 @@ class World:
         told = f"seed {self.seed}"
         codes = {result.code for result in results}
         if self.patient:
-            assert not codes & {"wait_timeout", "queue_full", "concurrency_limit", "handler_timeout"}, (
+            assert not codes & {"wait_timeout", "queue_full", "concurrency_limit", "rate_limited", "handler_timeout"}, (
                 f"{told}: {codes}"
             )
         if allowed:
@@ -488,7 +558,7 @@ class World:
             if job is None:
                 assert result.code in (
                     "unknown_tool", "invalid_arguments", "call_cap", "cancelled", "sibling_failed", "run_closed",
-                    "permission_denied", "not_alone",
+                    "permission_denied", "not_alone", "budget_exhausted",
                 ), f"{told}: {result!r}"  # fmt: skip
                 continue
             if result.ok:
@@ -538,8 +608,16 @@ class World:
         tenant = pick.choice(["ann", "bob"])
         limit = pick.choice([1, 2, 4, 16])
         deny = ["tool1"] if self.chance(0.1) else None
+        most = pick.randint(0, 30) if self.chance(0.25) else None
+        asks = self.chance(0.7)
+
+        async def approver(request: ApprovalRequest) -> Approved | Denied | None:
+            return await self.decide(number, request)
+
         run = self.tower.run(
             f"run{number}",
+            budget=None if most is None else Budget(calls=most, partial=self.chance(0.8)),
+            approver=approver if asks else None,
             tenant=tenant,
             priority=pick.choice([0, 0, 0, 1, -1]),
             max_concurrency=limit,
@@ -548,6 +626,8 @@ class World:
             deny=deny,
         )
         closes_early = self.chance(0.1)
+        if most is not None:
+            self.budgets[number] = most
         async with run:
             batches = []
             for _ in range(pick.randint(1, 3)):
@@ -623,7 +703,8 @@ class World:
             assert counts["started"] == counts["finished"] <= counts["admitted"] <= 1, f"{told}: {call}: {story}"
             assert counts["orphaned"] == counts["ended"] >= counts["late_result"], f"{told}: {call}: {story}"
             # A thread that has taken its call may be given up before its first line, which it reaches all the same.
-            free = ("waiting", "promoted", "started") if call in on_threads else ("waiting", "promoted")
+            free = ("waiting", "promoted", "approval_asked", "approval_decided", "approval_expired")
+            free = (*free, "started") if call in on_threads else free
             steps = [step for step in story if step not in free]
             assert steps == sorted(steps, key=STEPS.index), f"{told}: {call}: {story}"
         counts = Counter(event.kind for event in self.events)
@@ -642,6 +723,8 @@ def live(seed: int) -> World:
         stage.run(retake(world.tower))
         left = [name for name in world.tower.statistics().pools if "run" in name]
         assert not left, f"seed {seed}: pools of closed runs are kept: {left}"
+        left = [name for name in world.tower.statistics().rates if "run" in name]
+        assert not left, f"seed {seed}: rates of closed runs are kept: {left}"
     except BaseException as failure:
         failure.add_note(
             f"seed {seed}; seen in handlers: {world.failures}; the story:\n" + "\n".join(stage.story[-200:])

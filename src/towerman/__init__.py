@@ -4,10 +4,12 @@ from typing import TYPE_CHECKING
 
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
-from towerman.policy import Breaker, Budget, Pool, Rate
+from towerman.policy import Breaker, Budget, Pool, Rate, Retry
 from towerman.tower import (
+    ApprovalStatistics,
     BreakerStatistics,
     BudgetStatistics,
+    JournalStatistics,
     PoolStatistics,
     RateStatistics,
     Run,
@@ -18,17 +20,26 @@ from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
 if TYPE_CHECKING:
+    from towerman.approvals import ApprovalRequest, Approved, Denied
     from towerman.changes import Change, Changes
     from towerman.check import CheckReport
     from towerman.explain import Explanation
+    from towerman.journal import Journal, JournalUnavailable
     from towerman.leftovers import CloseReport, DeadLetter, Leftover
     from towerman.observers import JsonlObserver, LogObserver
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport
+    from towerman.runner import Worker, WorkerReport
+    from towerman.terminal import ask_terminal
+    from towerman.tower.reader import read_result
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CODES",
+    "ApprovalRequest",
+    "ApprovalStatistics",
+    "Approved",
     "Batch",
     "BatchResult",
     "Breaker",
@@ -43,14 +54,19 @@ __all__ = [
     "Code",
     "Context",
     "DeadLetter",
+    "Denied",
     "Event",
     "Explanation",
     "InputError",
+    "Journal",
+    "JournalStatistics",
+    "JournalUnavailable",
     "JsonlObserver",
     "Leftover",
     "LogObserver",
     "ObserveReport",
     "Observer",
+    "Page",
     "PolicyError",
     "Pool",
     "PoolStatistics",
@@ -58,27 +74,44 @@ __all__ = [
     "RateLimited",
     "RateStatistics",
     "Result",
+    "ResultStore",
+    "Retry",
     "Run",
     "Span",
     "Statistics",
     "ToolError",
     "Tower",
     "TowermanError",
+    "Worker",
+    "WorkerReport",
     "__version__",
+    "ask_terminal",
+    "read_result",
 ]
 
 
 _LATER = {
+    "ApprovalRequest": "approvals",
+    "Approved": "approvals",
     "Change": "changes",
     "Changes": "changes",
     "CheckReport": "check",
     "CloseReport": "leftovers",
     "DeadLetter": "leftovers",
+    "Denied": "approvals",
     "Explanation": "explain",
+    "Journal": "journal",
+    "JournalUnavailable": "journal",
     "JsonlObserver": "observers",
     "Leftover": "leftovers",
     "LogObserver": "observers",
     "ObserveReport": "report",
+    "Worker": "runner",
+    "WorkerReport": "runner",
+    "ask_terminal": "terminal",
+    "Page": "pages",
+    "ResultStore": "pages",
+    "read_result": "tower.reader",
 }
 
 

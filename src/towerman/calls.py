@@ -86,6 +86,8 @@ class Batch:
         message: the assistant message the calls came in, as plain data, or None when only calls were given.
         truncated: the response was cut at the token limit, so its last call may be incomplete.
         response_id: the provider's id of the response, or None.
+        batch_id: what the caller calls the batch by, or None; with a journal, a batch that is handed in again under
+            the same id in a run of the same id is answered, not run again.
     """
 
     calls: tuple[Call, ...]
@@ -93,6 +95,7 @@ class Batch:
     message: Mapping[str, object] | None = None
     truncated: bool = False
     response_id: str | None = None
+    batch_id: str | None = None
 
     def __repr__(self) -> str:
         return f"Batch({len(self.calls)} calls, format={self.format!r}, truncated={self.truncated})"
@@ -221,6 +224,7 @@ class _Slots:
         "original_bytes",
         "outcome",
         "ran",
+        "replayed",
         "retry_after",
         "retryable",
         "shared_with",
@@ -253,6 +257,7 @@ class _Slots:
     original_bytes: int
     handle: str | None
     shared_with: int | None
+    replayed: bool
 
 
 class Result(_Slots):
@@ -269,11 +274,12 @@ class Result(_Slots):
         value: what the handler returned (this process only).
         exception: what the handler raised (this process only).
         started: the handler's first line was reached.
-        applied: whether the effect took place.
+        applied: whether the effect took place, in any of its attempts.
         retryable: whether trying again can help and can do no harm.
-        retry_after: seconds after which trying again can help, or None.
-        waited: seconds in the gate's queue.
-        ran: seconds from the start of the handler to the seal of this result.
+        retry_after: seconds after which trying again can help, as the service behind the tool says, or None.
+        waited: seconds in the gate's queue, of all attempts together.
+        ran: seconds from the start of the handler to the seal of this result; of a call that was tried again, seconds
+            at work, of all attempts together, the pauses between them left out.
         waited_for: what blocked it, first to last: pools, resource templates.
         attempts: how often the handler was started.
         still_running: the work goes on after this result was sealed, and holds what it held.
@@ -282,6 +288,8 @@ class Result(_Slots):
         handle: name under which the whole content can be read, or None.
         shared_with: index of the call whose run stands for this one too, since the two are identical or were merged;
             None for a call that ran itself or did not run.
+        replayed: it was begun before, and the journal says what came of it: it did not run now. `started` and
+            `applied` are those of that time.
     """
 
     __slots__ = ()
@@ -339,6 +347,7 @@ def make_result(
     original_bytes: int = 0,
     handle: str | None = None,
     shared_with: int | None = None,
+    replayed: bool = False,
 ) -> Result:
     """Make a Result: filled while its class is still the writable one, then frozen by changing it."""
     result = _Slots()
@@ -363,14 +372,23 @@ def make_result(
     result.original_bytes = original_bytes
     result.handle = handle
     result.shared_with = shared_with
+    result.replayed = replayed
     result.__class__ = Result
     return result  # type: ignore[return-value]
 
 
-def with_content(result: Result, content: str) -> Result:
-    """The same result with another content (a batch's total bound cuts after the fact)."""
+def with_content(result: Result, content: str, handle: str | None) -> Result:
+    """The same result with another content (a batch's total bound cuts after the fact), and where the whole is."""
     values = {name: getattr(result, name) for name in _Slots.__slots__}
     values["content"] = content
+    values["handle"] = handle
+    return make_result(**values)
+
+
+def with_words(result: Result, message: str, content: str) -> Result:
+    """The same result with another message and content."""
+    values = {name: getattr(result, name) for name in _Slots.__slots__}
+    values |= {"message": message, "content": content}
     return make_result(**values)
 
 

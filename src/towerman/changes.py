@@ -16,11 +16,14 @@ from typing import Final, overload
 
 from towerman.budgets import Asks
 from towerman.errors import PolicyError
-from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, TowerPolicy, check_limits, shown
+from towerman.policy import POOL, TOWER, Breaker, Pool, Rate, Retry, TowerPolicy, check_limits, shown
 from towerman.tools import Tool
 
 FIXED: Final[Mapping[str, str]] = {
     "mode": "a tower keeps its mode for life; make another tower",
+    "results": "a tower keeps its store of results for life; make another tower",
+    "journal": "a tower keeps its journal for life; make another tower",
+    "secret": "a tower keeps its secret for life; make another tower",
 }
 """Options of a tower that cannot change, and why."""
 
@@ -207,7 +210,7 @@ def _shown(value: object) -> str | None:
 
 
 def _part(value: object) -> str:
-    if isinstance(value, Rate | Breaker | Asks):
+    if isinstance(value, Rate | Breaker | Retry | Asks):
         return str(value)
     if isinstance(value, tuple) and len(value) == 2:
         return f"{shown(value[0])}: {value[1]}"

@@ -32,6 +32,7 @@ from typing import Final, cast, get_args
 from towerman.budgets import MOST
 from towerman.errors import PolicyError
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     MOST_SECONDS,
     POOL,
     RESERVED_POOLS,
@@ -39,13 +40,16 @@ from towerman.policy import (
     TOWER,
     UNITS,
     VARIABLE,
+    Attempts,
     Breaker,
     Budget,
     CircuitBreaker,
+    Condition,
     Flag,
     FromEnvironment,
     Function,
     Kind,
+    Location,
     Option,
     Per,
     Pool,
@@ -53,14 +57,17 @@ from towerman.policy import (
     RateLimit,
     Repeats,
     Seconds,
+    Secret,
     Shares,
     Spending,
+    Storage,
     Templates,
     TowerPolicy,
     Whole,
     Word,
     budgets_of,
     check_contradictions,
+    check_deferring,
     check_limits,
     check_reserve,
     nearest,
@@ -89,6 +96,9 @@ MAX_TOLD: Final = 10
 
 TOOL_KEYS: Final = tuple(key for key, option in TOOL.items() if not isinstance(option.kind, Function))
 """Options of tools that a file can give."""
+
+TOWER_KEYS: Final = {key: option for key, option in TOWER.items() if not isinstance(option.kind, Function)}
+"""Options of a tower that a file and the environment can give."""
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*?\[\]!]{1,256}")
@@ -305,10 +315,12 @@ class _Reader:
                 budgets = self._budgets(value)
             elif key == "tools":
                 tools = self._tools(value)
-            elif self._known(key, "", [*TOWER, "budgets", "pools", "tools"], value):
+            elif self._known(key, "", [*TOWER_KEYS, "budgets", "pools", "tools"], value):
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
             raise PolicyError(self._told())
+        if path is not None and isinstance(options.get("journal"), str):
+            options["journal"] = _beside(path, cast("str", options["journal"]))
         return Config(MappingProxyType(options), MappingProxyType(pools), MappingProxyType(budgets), tuple(tools), path)
 
     def _told(self) -> str:
@@ -329,11 +341,11 @@ class _Reader:
         if len(self._faults) > MAX_TOLD:  # a file of nothing but mistakes takes no longer than another
             self._faults.append("")
             return False
-        option = TOOL.get(key) if path.startswith("tools.") else None
+        option = TOOL.get(key) if path.startswith("tools.") else TOWER.get(key) if not path else None
         if option is not None and isinstance(option.kind, Function):
             self._faults.append(
-                f"{path}{_part(key)}: a function, which a file cannot hold; give it where the tool is declared, or "
-                "with tower.policy"
+                f"{path}{_part(key)}: a function, which a file cannot hold; give it "
+                + ("where the tool is declared, or with tower.policy" if path else f"as an argument: Tower({key}=...)")
             )
             return False
         fault = f"{path}{_part(key)}: no such key{nearest(key, known)}"
@@ -351,6 +363,8 @@ class _Reader:
             self._faults.append(str(wrong))
 
     def _checked(self, path: str, kind: Kind, value: object) -> object:
+        if value is None:  # a mapping may hold it; in code it says "not given"
+            raise PolicyError(f"{path}: {kind.allowed}; got None")
         if isinstance(value, str):
             value = self._filled(path, value)
         if isinstance(kind, Templates | Shares) and isinstance(value, Sequence) and not isinstance(value, str):
@@ -367,7 +381,9 @@ class _Reader:
                 raise PolicyError(f"{path}: {kind.allowed}; got {shown(value)}")
             if not value or not all(text.strip() for text in ((value,) if isinstance(value, str) else value)):
                 raise PolicyError(f"{path}: {kind.allowed}; it is empty, or holds an empty one")
-        if isinstance(kind, Flag) and not isinstance(value, bool):
+        if isinstance(kind, Storage) and not isinstance(value, str):
+            raise PolicyError(f"{path}: {kind.allowed.partition(', or a')[0]}; got {shown(value)}")
+        if isinstance(kind, Flag | Condition) and not isinstance(value, bool):
             raise PolicyError(f"{path}: true or false; got {shown(value)}")
         checked = kind.check(path, value)
         return MappingProxyType(checked) if isinstance(checked, dict) else checked
@@ -472,6 +488,14 @@ class _Reader:
         return rules
 
 
+def _beside(path: str, named: str) -> str:
+    """A file that another file names: it is found from there, in whatever folder the program was started."""
+    if named == ":memory:":
+        return named
+    whole = os.path.join(os.path.dirname(os.path.abspath(path)), named)
+    return FromEnvironment(whole, named.told) if isinstance(named, FromEnvironment) else whole
+
+
 def _from_outside(text: str) -> bool:
     return any(not match[1] for match in _OPENING.finditer(text))
 
@@ -487,7 +511,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     Raises:
         PolicyError: naming the variable and what is allowed, without its value.
     """
-    names = {PREFIX + key.upper(): key for key in TOWER}
+    names = {PREFIX + key.upper(): key for key in TOWER_KEYS}
     given: dict[str, object] = {}
     for name in [name for name in environ if name.startswith(PREFIX)]:
         text = environ[name].strip()
@@ -569,6 +593,8 @@ def check_rules(rules: Sequence[Rule], tower: TowerPolicy) -> None:
     """
     for one in rules:
         check_limits(one.origin, one.options, tower.pools, tower.max_concurrency)
+        if one.options.get("when_busy") == "defer":
+            check_deferring(f"{one.origin}: when_busy='defer': ", tower.journal)
 
 
 # -------------------------------------------------------------------------------------------- the schema
@@ -599,7 +625,7 @@ def schema() -> dict[str, object]:
         "propertyNames": {"pattern": r"^[A-Za-z0-9_.\-*?\[\]!]{1,256}$"},
         "additionalProperties": _object(TOOL, TOOL_KEYS, None),
     }
-    top = _object(TOWER, TOWER, TowerPolicy)
+    top = _object(TOWER, TOWER_KEYS, TowerPolicy)
     properties = {**cast("dict[str, object]", top["properties"]), "pools": pools, "budgets": budgets, "tools": tools}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -661,7 +687,7 @@ def _of_kind(kind: Kind) -> dict[str, object]:
             return {"type": "integer", "minimum": least}
         case Seconds(zero):
             return {"type": "number", "minimum" if zero else "exclusiveMinimum": 0, "exclusiveMaximum": MOST_SECONDS}
-        case Flag():
+        case Flag() | Condition():
             return {"type": "boolean"}
         case Word():
             return {"anyOf": [{"enum": list(kind.words)}, {"type": "string", "pattern": r"\$\{"}]}
@@ -682,5 +708,18 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case Storage():
+            return {"anyOf": [{"enum": list(KINDS_OF_STORAGE)}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
+        case Attempts():
+            pause = _of_kind(Seconds(True))
+            table = {"max_attempts": _of_kind(Whole()), "initial_delay": pause, "max_delay": pause}
+            return {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1},
+                    {"type": "object", "properties": table, "additionalProperties": False},
+                ]
+            }
+        case Location() | Secret():
+            return {"type": "string", "pattern": r"\S"}
         case _:
             return {"type": "string"}

@@ -14,30 +14,36 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from towerman.access import AccessRefused, flat_holds
 from towerman.arguments import ArgumentsRefused, near_names
-from towerman.budgets import Account, Asks, Book, Shares, number
+from towerman.budgets import Account, Asks, Shares, number
+from towerman.budgets import Book as Purse
 from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, X
-from towerman.clock import Clock, RealClock, VirtualClock, calendar
+from towerman.clock import Clock, RealClock, VirtualClock, calendar, wall_time
 from towerman.errors import Code
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import PlanRefused, resolve_needs
-from towerman.policy import TowerPolicy, amounts_of
+from towerman.policy import KINDS_OF_STORAGE, TowerPolicy, amounts_of
 from towerman.rates import micros
 from towerman.threads import Workers
-from towerman.tools import Tool
+from towerman.tokens import Counter
+from towerman.tools import Condition, Tool
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL, Event
-from towerman.work import Job, Owner, RunState, Want, Work
+from towerman.work import Job, Join, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approval, Book
     from towerman.explain import Seen
+    from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
+    from towerman.pages import ResultStore
     from towerman.processes import Processes
+    from towerman.store import Keeper
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
@@ -50,6 +56,11 @@ _UNDECLARED: Final = {
 
 _ALONE: Final = {"ordered": "alone, in order", "exclusive": "alone in the process"}
 """What people are shown of a tool's calls that touch no resource of their own."""
+
+FILED: Final = ("intents", "replayed", "joined", "conflicts", "unknown", "unavailable", "unwritten")
+"""What is counted of a journal: intents that were written; calls that were answered from it, waited for the same call
+elsewhere, were refused for another one's key, are of unknown effect, were refused since it could not be used; outcomes
+that could not be written in time."""
 
 MOST_LETTERS: Final = 100
 """Dead letters that a tower keeps; the oldest goes first."""
@@ -92,8 +103,24 @@ class Core:
         generation: how often options, or the locks that calls take, have changed.
         widened: the generation since which calls take the locks that they take now.
         any_joined: some tool lets one run answer several calls.
+        any_gated: some tool's calls may need a person's approval.
         shared: calls that the run of another one answered.
-        book: what may be spent, and is.
+        approvals: counts of what people were asked, and what they said.
+        asking: approvers at work.
+        claim: uses the record of a call for whoever holds the batch; the first one has it. A durable table of
+            approvals takes its place.
+        reader: the tool that reads pages of large results for the model, or None.
+        handle_key: what handles of large results are made with.
+        told_bytes: bytes of contents that batches came to.
+        retries: attempts after the first that were started.
+        backing_off: calls that wait to be tried again, and hold nothing.
+        random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
+        journal: remembers what was begun and what came of it; None: nobody does.
+        journal_key: of its digests; None until it was opened.
+        filed: what came of the journal, by what it was.
+        flights: calls of this tower that are at work and have an identity, by where that is stored.
+        joined: calls that calls at work have made and that wait for such a call: (who waits, for whom).
+        purse: what may be spent, and is.
         budgeted: there is, or was, a budget that calls count in.
         sparing: there is, or some tool bounds its repeats: batches are looked over for that before they are offered.
         overspent: with mode="observe", by whom a budget counts for, the calls that it would have refused.
@@ -108,16 +135,30 @@ class Core:
         self.emit: Callable[[Event], None] | None = None
         self.workers: Workers[Job] = Workers("towerman-worker")
         self.made_processes: Processes | None = None
+        self.made_keeper: Keeper | None = None
+        self.reader: Tool | None = None
+        self.handle_key = self._new_key()
+        self.told_bytes = 0
+        self._counter = Counter(policy.count_tokens)
         self.tools: dict[str, Tool] = {}
         self.any_ordered = False
         self.any_exclusive = False
         self.any_subtree = False
         self.any_joined = False
+        self.any_gated = False
         self.crowded = False
         self.generation = 0
         self.widened = 0
         self.answered = 0
         self.shared = 0
+        self.approvals = dict.fromkeys(("asked", "approved", "denied", "expired", "undecided", "ignored", "failed"), 0)
+        self.asking = 0
+        self.claim: Callable[[Approval, object], bool] = lambda approval, holder: approval.claim(holder)
+        self._book: Book | None = None
+        self._digest_key: bytes | None = None
+        self.retries = 0
+        self.backing_off = 0
+        self.random: Callable[[], float] | None = None
         self.outcomes: dict[str, int] = {}
         self.codes: dict[str, int] = {}
         self.late_results = 0
@@ -135,8 +176,15 @@ class Core:
         self.pause: Callable[[str], None] = self.paused.add  # makes such a tool have one; under the lock
         self.runs: Mapping[int, RunState] = {}  # those that are open
         self.hinted: set[str] = set()  # tools whose missing declaration was told
+        self.told_faults: set[str] = set()
+        self.uncopied: set[str] = set()  # tools of which it was told that arguments of theirs cannot be copied
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
-        self.book = Book(micros(calendar(clock)))
+        self.journal: Journal | None = None
+        self.journal_key: bytes | None = None
+        self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
+        self.flights: dict[bytes, Job] = {}
+        self.joined: dict[Join, tuple[tuple[Job, ...], bytes]] = {}
+        self.purse = Purse(micros(calendar(clock)))
         self.budgeted = False
         self.sparing = False
         self.overspent: dict[str, int] = {}
@@ -154,8 +202,60 @@ class Core:
                 made = self.made_processes = self.made_processes or Processes()
         return made
 
+    def _new_key(self) -> bytes:
+        """A secret; on a time of its own, where all is to be the same at every run, it is none."""
+        return os.urandom(32) if isinstance(self.clock, RealClock) else b"virtual time"
+
+    @property
+    def keeps(self) -> bool:
+        """Results that are too large are kept whole."""
+        return self.policy.results != "off"
+
+    @property
+    def keeper(self) -> Keeper:
+        """Where they are kept; what that needs is imported with the first of them.
+
+        Raises:
+            PolicyError: their folder cannot be used.
+        """
+        made = self.made_keeper
+        if made is None:
+            from towerman.store import FolderStore, JournalStore, Keeper
+
+            with self.lock:
+                made = self.made_keeper
+                if made is None:
+                    store = self.policy.results
+                    lifetime, most = lambda: self.policy.result_lifetime, lambda: self.policy.max_stored_bytes
+                    if store in ("auto", "journal") and self.journal is not None:
+                        store = JournalStore(self.journal)
+                    elif store in KINDS_OF_STORAGE:
+                        store = None
+                    elif isinstance(store, str | os.PathLike):
+                        store = FolderStore(os.fspath(store), lifetime, most)
+                    made = self.made_keeper = Keeper(cast("ResultStore | None", store), lifetime, most, self.now)
+        return made
+
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
+        if self._counter.count is not self.policy.count_tokens:
+            self._counter = Counter(self.policy.count_tokens)
+        return self._counter
+
+    def chance(self) -> float:
+        """A random number from 0 up to 1."""
+        if self.random is None:
+            from random import random
+
+            self.random = random
+        return self.random()
+
     def reset(self, gate: Gate[Owner]) -> None:
         """In another process: nothing is at work here, and whoever held the lock is not here."""
+        if self.made_keeper is not None:
+            self.made_keeper.anew()
+        self.handle_key = self._new_key()
         self.gate = gate
         self.lock = threading.Lock()
         self.workers = Workers("towerman-worker")
@@ -164,9 +264,53 @@ class Core:
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
+        self.backing_off = 0
         self.crowded = False
-        self.book.reset()
+        self.journal_key = None
+        self.flights.clear()
+        self.joined.clear()
+        self.asking = 0
+        self._digest_key = None
+        self.purse.reset()
         self.overspent = {}
+
+    @property
+    def book(self) -> Book:
+        """What is known of calls that came back pending; under the lock."""
+        if self._book is None:
+            from towerman.approvals import Book
+
+            self._book = Book()
+        return self._book
+
+    @property
+    def secret(self) -> bytes | None:
+        """What signatures rest on, or None."""
+        from towerman.approvals import secret_bytes
+
+        return None if self.policy.secret is None else secret_bytes(self.policy.secret)
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of digests of arguments: made of the secret, or a random one of this process."""
+        if self._digest_key is None:
+            from towerman.records import keyed, new_secret
+
+            secret = self.secret
+            self._digest_key = new_secret() if secret is None else keyed(secret, "arguments of approvals")
+        return self._digest_key
+
+    def wall(self) -> float:
+        """Unix time in seconds; on a clock of a test, its own."""
+        return wall_time() if isinstance(self.clock, RealClock) else self.now()
+
+    def gated(self, tool: Tool, keywords: Mapping[str, object]) -> bool | Refusal:
+        """Does a call of this tool with these arguments need a person's approval, or why can that not be told?"""
+        rule = tool.requires_approval
+        if isinstance(rule, bool):
+            return rule
+        answer = condition("requires_approval", rule, keywords)
+        return answer if isinstance(answer, bool) else Refusal("policy_error", answer, tool)
 
     def chain(self, run: RunState, above: Shares | None = None) -> tuple[Account, ...]:
         """The accounts in which the calls of a batch count, the nearest first; under the lock.
@@ -176,7 +320,7 @@ class Core:
             above: of the batch whose call makes it: what a handler makes counts where its own call does, too, whatever
                 run it belongs to.
         """
-        self.book.at(micros(self.now()))
+        self.purse.at(micros(self.now()))
         chain = run.accounts
         if above is not None:
             return (*chain, *(account for account in above.chain if account not in chain))
@@ -193,18 +337,18 @@ class Core:
         """
         amounts = amounts_of("charge", units)
         with self.lock:
-            self.book.at(micros(self.now()))
+            self.purse.at(micros(self.now()))
             if work is None:
-                self.book.charge(run.accounts, amounts)
+                self.purse.charge(run.accounts, amounts)
             elif work.shares is not None:
                 work.shares.charge(index, amounts)
 
     def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
         """What is left, by limited unit, on the accounts in which a run counts, or a batch of it."""
         with self.lock:
-            self.book.at(micros(self.now()))
+            self.purse.at(micros(self.now()))
             chain = run.accounts if work is None or work.shares is None else work.shares.chain
-            return {unit: number(amount) for unit, amount in self.book.remaining(chain).items()}
+            return {unit: number(amount) for unit, amount in self.purse.remaining(chain).items()}
 
     def base(self, run: RunState, tool: Tool) -> Want:
         """What each call of this tool in this run wants, beside what depends on its arguments; under the lock."""
@@ -303,11 +447,12 @@ class Core:
             other.any_ordered, other.any_exclusive = self.any_ordered, self.any_exclusive
             other.any_subtree = self.any_subtree
             other.any_joined = self.any_joined
+            other.any_gated = self.any_gated
             other.hinted = set(self.tools)
             other.means = dict(self.means)
             other.budgeted, other.sparing = self.budgeted, self.sparing
-            self.book.at(micros(self.now()))
-            other.book = self.book.anew()
+            self.purse.at(micros(self.now()))
+            other.purse = self.purse.anew()
             for pool in self.gate.ledger.pools.values():
                 if pool.scope == "process":
                     other.gate.ledger.add_pool(pool.anew())
@@ -402,13 +547,13 @@ class Core:
 
         from towerman import sealing
 
-        shares = Shares(self.book, self.chain(run), len(seen))
+        shares = Shares(self.purse, self.chain(run), len(seen))
         shares.asks[:] = [one.asks if one.refusal is None else None for one in seen]
         short = shares.reserve(needs)
         if not short or self.policy.mode == "observe":
             return notice
         for index, lack in short.items():
-            left = self.book.renews(lack)
+            left = self.purse.renews(lack)
             told = sealing.too_little(lack, left)
             seen[index] = replace(seen[index], wants=None, asks=None, likeness=None, refusal=("budget_exhausted", told))
         told = sealing.cut_short(lack, shares.open, len(seen), left)
@@ -422,6 +567,9 @@ class Core:
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
         want = found[0]
+        gated = self.gated(want.of, found[1])
+        if isinstance(gated, Refusal):
+            return Seen(call, self._known(call), refusal=(gated.code, gated.message))
         asks = None
         if self.budgeted:
             try:
@@ -436,8 +584,9 @@ class Core:
             want.tool,
             tuple(dict.fromkeys(touches)),
             cast("Wants[Lot[int]]", want),
-            likeness=likeness,
-            merged=likeness is not None and want.of.policy.merge is not None,
+            likeness=None if gated and want.of.policy.merge is not None else likeness,
+            merged=not gated and likeness is not None and want.of.policy.merge is not None,
+            approval=gated,
             asks=asks,
         )
 
@@ -519,7 +668,10 @@ class Core:
         """The same, under the lock."""
         self.tools[tool.name] = tool
         self.any_joined = self.any_joined or tool.joins
+        self.any_gated = self.any_gated or tool.requires_approval is not False
         self.sparing = self.sparing or tool.max_repeats is not None
+        if tool.reads_results and (self.reader is None or self.reader.name == tool.name):
+            self.reader = tool
         ordered = self.any_ordered or tool.kind == "ordered"
         exclusive = self.any_exclusive or tool.kind == "exclusive"
         subtree = self.any_subtree or (tool.rule is not None and tool.rule.may_subtree)
@@ -553,6 +705,14 @@ class Core:
         usual = sum(known) / len(known)
         return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
 
+    def tell_fault(self, what: str, fault: Exception) -> None:
+        """Log, once, what does not work and costs no call its result; nothing of what went wrong but its type."""
+        if what not in self.told_faults:
+            import logging
+
+            self.told_faults.add(what)
+            logging.getLogger("towerman").warning("%s: %s", what, type(fault).__name__)
+
     def leftovers(self) -> tuple[Leftover, ...]:
         """The orphans; under the lock. Who has ended and only waits for what it lent is none."""
         from towerman.leftovers import Leftover
@@ -570,11 +730,30 @@ class Core:
                 found.append(Leftover(work.run.run_id, work.number, index, call_id, tool.name, ran))
         return tuple(found)
 
+    def count_filed(self, what: str) -> None:
+        """One more of what came of the journal."""
+        with self.lock:  # several loops count
+            self.filed[what] += 1
+
     def count(self, outcome: Outcome, code: Code) -> None:
         """One more sealed result without an ordinary answer."""
         with self.lock:  # several loops count
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
             self.codes[code] = self.codes.get(code, 0) + 1
+
+
+def condition(name: str, rule: Condition, keywords: Mapping[str, object]) -> bool | str:
+    """What a declared function of the arguments says, or why it cannot be used, in a sentence for the model."""
+    try:
+        answer = rule(keywords)
+    except Exception as error:
+        return f"Not run: {name} of this tool failed with {type(error).__name__[:64]}."
+    if isinstance(answer, bool):
+        return answer
+    close = getattr(answer, "close", None)
+    if isinstance(answer, Coroutine) and close is not None:
+        close()
+    return f"Not run: {name} of this tool answered neither True nor False, but with {type(answer).__name__[:64]}."
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

@@ -51,6 +51,7 @@ Code = Literal[
     "handler_cancelled",
     "encoding_error",
     "idempotency_conflict",
+    "effect_unknown",
     "lease_lost",
     "engine_unavailable",
     "journal_unavailable",
@@ -102,5 +103,5 @@ class RateLimited(Exception):
     """
 
     def __init__(self, retry_after: float | str | timedelta | None = None) -> None:
-        super().__init__(retry_after)
+        super().__init__()  # what a service sent is in no text of it
         self.retry_after = retry_after

@@ -92,8 +92,11 @@ class Gate(Turns[OwnerT]):
 
     def _at(self, now: float) -> None:
         """An event comes at this instant: rates whose time has come are looked at in it."""
-        self.ledger.at(now)
-        due = self._deadlines.rates_due(now)
+        by = self.ledger.at(now)
+        if by:
+            self._deadlines.shift_alarms(by)
+            self.wake_at = min(self.wake_at, self._deadlines.first())
+        due = self._deadlines.rates_due(self.ledger.instant)
         self._changed += [meter for meter in due if meter.lot is not None]
 
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
@@ -251,8 +254,7 @@ class Gate(Turns[OwnerT]):
         marks = self._marks.get(entry)
         if marks is None or marks.begun:
             return False
-        self.ledger.at(now)
-        self.ledger.begun(marks)
+        self.ledger.begun(marks, now)
         before = self.wake_at
         for meter, _ in marks.meters:
             if meter.lot is not None:  # it may have waited to know when this one begins

@@ -171,7 +171,7 @@ class Meter(State[LotT]):
         enforced: False for a rate that is only watched: it holds nobody back.
 
     Attributes:
-        alarm: the instant, in seconds, at which those who wait for it are to be looked at, as far as that is arranged.
+        alarm: the instant, in microseconds, at which to look at those who wait for it, as far as that is arranged.
         serial: how many were let in, all told.
     """
 
@@ -183,7 +183,7 @@ class Meter(State[LotT]):
         self.pace = pace
         self.scope = scope
         self.enforced = enforced
-        self.alarm = float("inf")
+        self.alarm = NEVER
         self.serial = 0
         self._moment = Moment()
 
@@ -427,29 +427,35 @@ class Ledger(Generic[LotT]):
         self.timed = True
         return self._fuses.setdefault(fuse.key, fuse)
 
-    def drop_meter(self, key: str) -> bool:
-        """Forget a rate limit that nobody waits for and that remembers nothing; say whether it is gone."""
+    def drop_meter(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a rate limit that nobody waits for and that remembers nothing; say whether it is gone.
+
+        `for_good`: what it remembers concerns nobody any more.
+        """
         meter = self._meters.get(key)
-        if meter is not None and (meter.lot is not None or not meter.pace.rested(self._moment.us)):
-            return False
+        if meter is not None:
+            rested = not meter.pace.pending if for_good else meter.pace.rested(self._moment.us)
+            if meter.lot is not None or not rested:
+                return False
         self._meters.pop(key, None)
         return True
 
-    def drop_fuse(self, key: str) -> bool:
-        """Forget a circuit breaker that remembers nothing; say whether it is gone."""
+    def drop_fuse(self, key: str, *, for_good: bool = False) -> bool:
+        """Forget a circuit breaker that remembers nothing; say whether it is gone. `for_good` as above."""
         fuse = self._fuses.get(key)
-        if fuse is not None and not fuse.circuit.rested(self._moment.us):
+        if fuse is not None and not for_good and not fuse.circuit.rested(self._moment.us):
             return False
         self._fuses.pop(key, None)
         return True
 
-    def at(self, now: float) -> None:
-        """An event comes at this instant, in seconds.
+    def at(self, now: float) -> int:
+        """An event comes at this instant, in seconds. Returns by how many microseconds the clock was set, usually 0.
 
         A clock that goes back has been set: what was a moment ago stays a moment ago, so that nobody is locked out
         until it has caught up, and nobody is let in for it.
         """
         us, moment = micros(now), self._moment
+        by = 0
         if us < moment.us:
             by = us - moment.us
             for meter in self._meters.values():
@@ -457,6 +463,7 @@ class Ledger(Generic[LotT]):
             for fuse in self._fuses.values():
                 fuse.circuit.shift(by)
         moment.us = us
+        return by
 
     def set_pace(self, meter: Meter[LotT], numbers: Numbers | None) -> None:
         """Change a rate: limit, period, burst, reserve; None: no limit. What has started stays started."""
@@ -481,11 +488,12 @@ class Ledger(Generic[LotT]):
             meters.append((meter, meter.serial))
         return Marks(tuple(meters), tuple((fuse, fuse.circuit.go()) for fuse in wants.fuses))
 
-    def begun(self, marks: Marks[LotT]) -> None:
-        """The call has reached its first line."""
+    def begun(self, marks: Marks[LotT], now: float) -> None:
+        """The call reaches its first line at this instant, in seconds. That is no event: nobody is looked at for it."""
         marks.begun = True
+        us = max(micros(now), self._moment.us)
         for meter, _ in marks.meters:
-            meter.pace.begun(self._moment.us)
+            meter.pace.begun(us)
 
     def take_back(self, marks: Marks[LotT]) -> None:
         """The call will not begin: its starts are free again, as far as the rule allows (S7)."""

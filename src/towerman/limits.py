@@ -129,14 +129,14 @@ class Limits:
         self._set("process", "pool process", self._core.policy.max_concurrency)
         self._set_named("process", None)
         core = self._core
-        core.book.at(micros(core.now()))
+        core.purse.at(micros(core.now()))
         core.budgeted = core.budgeted or bool(core.policy.budgets)
         core.sparing = core.sparing or core.budgeted
         self._set_account("process", "process", core.policy.budgets.get("process"))
 
     def _set_account(self, key: str, scope: str, budget: Budget | None) -> tuple[Account, ...]:
         """The account of that key has this budget: it is made, changed or dropped. Returns it, if there is one."""
-        book = self._core.book
+        book = self._core.purse
         known = book.accounts.get(key)
         if budget is None:
             book.drop(key)
@@ -154,7 +154,7 @@ class Limits:
 
     def _set_accounts(self, state: RunState) -> None:
         """The accounts in which a run counts."""
-        book = self._core.book
+        book = self._core.purse
         own = book.accounts.get(f"run:{state.number}")
         key = f"tenant:{state.tenant or ''}"
         self._idle.pop(key, None)
@@ -167,7 +167,7 @@ class Limits:
         core = self._core
         core.budgeted = core.sparing = True
         lasts = budget.seconds
-        self._core.book.open(
+        self._core.purse.open(
             Account(
                 f"run:{state.number}",
                 "run",
@@ -212,7 +212,7 @@ class Limits:
         core = self._core
         budget = state.budget or core.policy.budgets.get("run")
         if core.budgeted or budget is not None:
-            core.book.at(micros(core.now()))
+            core.purse.at(micros(core.now()))
             if budget is not None:
                 self._open_account(state, budget)
             self._set_accounts(state)
@@ -220,7 +220,7 @@ class Limits:
     def drop_run(self, state: RunState, left: Iterable[RunState]) -> None:
         """A run was closed: its pools go once nobody holds or wants them, those of its tenant with its last run."""
         self._stale.add(f"run:{state.number}")
-        self._core.book.drop(f"run:{state.number}")
+        self._core.purse.drop(f"run:{state.number}")
         tenants = {other.tenant for other in left}
         for name, pool in self._core.policy.pools.items():
             if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
@@ -231,7 +231,7 @@ class Limits:
                 if pool.breaker is not None:
                     self._stale_timed[f"breaker:{key}"] = None
         key = f"tenant:{state.tenant or ''}"
-        if state.tenant not in tenants and key in self._core.book.accounts:
+        if state.tenant not in tenants and key in self._core.purse.accounts:
             self._idle[key] = None
         self.sweep()
 
@@ -243,10 +243,12 @@ class Limits:
         for _ in range(min(SWEPT, len(self._stale_timed))):  # some at a time: those of tenants may remember for a day
             key = next(iter(self._stale_timed))
             del self._stale_timed[key]
-            gone = ledger.drop_meter(key) if key.startswith("rate:") else ledger.drop_fuse(key)
+            for_good = "@run:" in key  # that run is over
+            drop = ledger.drop_meter if key.startswith("rate:") else ledger.drop_fuse
+            gone = drop(key, for_good=for_good)
             if not gone:
                 self._stale_timed[key] = None
-        book = self._core.book
+        book = self._core.purse
         if self._idle:
             book.at(micros(self._core.now()))
         for _ in range(min(SWEPT, len(self._idle))):
@@ -299,7 +301,7 @@ class Limits:
                 self._set(f"run:{state.number}", "pool run", policy.run_concurrency, scope="run")
             self._set_named("run", state)
             self._set_named("tenant", state)
-        for key, account in list(core.book.accounts.items()):
+        for key, account in list(core.purse.accounts.items()):
             if account.scope == "tenant":
                 self._set_account(key, "tenant", self._tenants(key.partition(":")[2] or None))
         for state in runs if core.budgeted else ():

@@ -402,7 +402,7 @@ class Deadlines(Generic[OwnerT]):
     __slots__ = ("_alarms", "_lanes", "_limits", "_number", "_odd", "records")
 
     def __init__(self) -> None:
-        self._alarms: list[tuple[float, int, Meter[Lot[OwnerT]]]] = []
+        self._alarms: list[tuple[int, int, Meter[Lot[OwnerT]]]] = []
         self._lanes: dict[float, deque[Entry[OwnerT]]] = {}
         self._odd: list[tuple[float, int, Entry[OwnerT]]] = []
         self._limits: list[tuple[float, int, Flow[OwnerT]]] = []
@@ -475,21 +475,27 @@ class Deadlines(Generic[OwnerT]):
         if lot is None or not lot.count:
             return NEVER
         free = min(meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count)
-        instant = free / MICRO if free < RATE_NEVER else NEVER
-        if instant < meter.alarm:
-            meter.alarm = instant
+        if free < meter.alarm:
+            meter.alarm = free
             self._number += 1
-            heappush(self._alarms, (instant, self._number, meter))
-        return instant
+            heappush(self._alarms, (free, self._number, meter))
+        return free / MICRO if free < RATE_NEVER else NEVER
 
-    def rates_due(self, now: float) -> list[Meter[Lot[OwnerT]]]:
-        """Take out the rates that are to be looked at."""
+    def shift_alarms(self, by: int) -> None:
+        """The clock was set by so many microseconds."""
+        live = [(instant, number, meter) for instant, number, meter in self._alarms if instant == meter.alarm]
+        self._alarms = [(instant + by, number, meter) for instant, number, meter in live]
+        for instant, _, meter in self._alarms:
+            meter.alarm = instant
+
+    def rates_due(self, now: int) -> list[Meter[Lot[OwnerT]]]:
+        """Take out the rates that are to be looked at by this instant, in microseconds."""
         found: list[Meter[Lot[OwnerT]]] = []
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             instant, _, meter = heappop(alarms)
             if instant == meter.alarm:
-                meter.alarm = NEVER
+                meter.alarm = RATE_NEVER
                 found.append(meter)
         return found
 
@@ -501,7 +507,7 @@ class Deadlines(Generic[OwnerT]):
         if self._limits:
             firsts.append(self._limits[0][0])
         if self._alarms:
-            firsts.append(self._alarms[0][0])
+            firsts.append(self._alarms[0][0] / MICRO)
         return min(firsts, default=NEVER)
 
     def clear(self) -> None:

@@ -16,6 +16,7 @@ what is held (ledger).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -38,17 +39,19 @@ Merge = Callable[[list[dict[str, object]]], Mapping[str, object]]
 Scope = Literal["process", "run", "tenant"]
 """Whom a pool counts for."""
 
-WhenBusy = Literal["wait", "reject"]
-"""What a call does when it cannot start at once."""
+WhenBusy = Literal["wait", "reject", "defer"]
+"""What a call does when it cannot start at once: wait for a while, be refused, go into the durable queue."""
 
 Undeclared = Literal["ordered", "exclusive", "independent"]
 """What a tool that declares no access is."""
 
 OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
+OnRefusal = Literal["tell", "end_turn"]
+OnDuplicate = Literal["join", "conflict"]
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
-Preset = Literal["read", "background"]
+Preset = Literal["read", "write", "background"]
 
 MIN_RESULT_BYTES: Final = 64
 """Smallest bound of a result: room for the note that says what was cut."""
@@ -57,13 +60,21 @@ RESERVED_POOLS: Final = frozenset({"process", "run"})
 """Pool names that Towerman uses for its own limits."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_SEPARATOR: Final = re.compile(r"[/\\]")
+_OF_A_STORE: Final = ("put", "read", "drop")
+
+KINDS_OF_STORAGE: Final = ("auto", "memory", "journal", "off")
+"""Where results are kept that are too large, apart from folders and stores of one's own."""
 
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
     "read": {"when_busy": "wait", "max_wait": 10.0},
+    "write": {"when_busy": "wait", "max_wait": 30.0},
     "background": {"when_busy": "wait", "max_queued": 100, "max_wait": 60.0},
 }
-"""The waiting policies by name: short repeatable reads wait with a deadline (R-69), work of low priority stands in a
-bounded queue (R-71). What is given beside a preset wins over it."""
+"""The waiting policies by name: short repeatable reads wait with a deadline (R-69); what changes something waits as
+long as its approval holds, and is refused at the instant at which that is over (R-70: true of every call that needs
+approval; the preset keeps it from being refused before only since somebody else is at work); work of low priority
+stands in a bounded queue (R-71). What is given beside a preset wins over it."""
 
 
 # -------------------------------------------------------------------------------------------- checks
@@ -268,6 +279,36 @@ class Text:
         return value
 
 
+class Location:
+    """Where the journal is."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = 'the path of a file, ":memory:" or a Journal'
+
+    def check(self, where: str, value: object) -> object:
+        """A path as text, or what can be used as a journal; None: there is none."""
+        if value is None or (callable(getattr(value, "begin", None)) and callable(getattr(value, "look_up", None))):
+            return value
+        path = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(path, str) or not path.strip() or "\0" in path:
+            raise _say(where, value, self.allowed)
+        return path
+
+
+class Secret:
+    """What signatures and keyed digests rest on. No message shows it."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "text or bytes that nobody can guess"
+
+    def check(self, where: str, value: object) -> object:
+        """Not empty; None: there is none."""
+        if value is None or (isinstance(value, str | bytes) and value.strip()):
+            return value
+        told = "an empty one" if isinstance(value, str | bytes) else type(value).__name__[:80]
+        raise PolicyError(f"{where}: {self.allowed}; got {told}")
+
+
 class Function(NamedTuple):
     """A function."""
 
@@ -313,6 +354,28 @@ class Shares:
         raise _say(where, value, self.allowed)
 
 
+class Storage:
+    """Where large results are kept."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        "'auto', 'memory', 'journal', 'off', the path of a folder with a separator in it, such as './results', or a "
+        "ResultStore"
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """As it is."""
+        if isinstance(value, str) and (value in KINDS_OF_STORAGE or (_SEPARATOR.search(value) and "\0" not in value)):
+            return value
+        if isinstance(value, os.PathLike):
+            path = os.fspath(value)
+            if isinstance(path, str) and path and "\0" not in path:
+                return value
+        elif not isinstance(value, str | type) and all(callable(getattr(value, name, None)) for name in _OF_A_STORE):
+            return value
+        raise _say(where, value, self.allowed)
+
+
 class RateLimit:
     """How many starts in how long."""
 
@@ -335,6 +398,19 @@ class CircuitBreaker:
     def check(self, where: str, value: object) -> object:
         """A `Breaker`."""
         return breaker_of(where, value)
+
+
+class Condition:
+    """Yes, no, or a function of the arguments that says so."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "True, False, or a plain function of the arguments that returns one of them"
+
+    def check(self, where: str, value: object) -> object:
+        """As it is; the function is looked at where it is compiled, against the arguments of the tool (tools)."""
+        if not isinstance(value, bool) and not callable(value):
+            raise _say(where, value, self.allowed)
+        return value
 
 
 class Spending:
@@ -363,11 +439,92 @@ class Repeats:
         return value
 
 
+class Attempts:
+    """How often a call is tried. Whether its tool may be repeated is checked beside its other options."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = "attempts in all (a whole number, 1 or more), or Retry(max_attempts=3, ...)"
+
+    def check(self, where: str, value: object) -> object:
+        """A Retry; a file says it as a table."""
+        if isinstance(value, Retry):
+            return value
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            only_known(where, value, _RETRY)
+            if "retry_on" in value:
+                raise PolicyError(f"{where}.retry_on: exception classes, which only code can name: Retry(retry_on=...)")
+            try:
+                return Retry(**value)
+            except PolicyError as wrong:
+                raise PolicyError(str(wrong).replace("Retry.", f"{where}.", 1)) from None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _say(where, value, self.allowed)
+        return Retry(value)
+
+
 class Option(NamedTuple):
     """One declared option: what it may be, and what it is for."""
 
     kind: Kind
     says: str
+
+
+# -------------------------------------------------------------------------------------------- retries
+
+
+TRANSIENT: Final[tuple[type[Exception], ...]] = (ConnectionError, TimeoutError)
+"""What is tried again unless a tool says otherwise: nobody was reached, or no answer came in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How a call that has failed is tried again, where repeating it is harmless.
+
+    Between two attempts it holds nothing. The pause before attempt n + 1 is a random part of `initial_delay` times
+    2 to the power of n - 1, at most of `max_delay` ("full jitter": M. Brooker, Exponential Backoff And Jitter, AWS
+    Architecture Blog, 2015), and never less than the service asked for. Each attempt is admitted like a first one.
+
+    Args:
+        max_attempts: how often it is tried at most, the first time included; 1: never again.
+        initial_delay: seconds of the longest pause before the second attempt, 0 or more.
+        max_delay: seconds of the longest pause at all. A call whose service asks for a longer one is not tried again;
+            its result says after how many seconds that makes sense (`Result.retry_after`).
+        retry_on: exceptions after which it is tried again: a class or several. A handler that ran out of time counts as
+            TimeoutError, an OSError that says that a network or host cannot be reached as ConnectionError. RateLimited
+            is always one of them; ToolError, the handler's own word to the model, only where it, or a class below it,
+            is named. Of a group of exceptions every one must be among them.
+
+    Raises:
+        PolicyError: a number out of its range, or no exception class.
+    """
+
+    max_attempts: int = 3
+    initial_delay: float = 0.2
+    max_delay: float = 5.0
+    retry_on: tuple[type[Exception], ...] = TRANSIENT
+
+    def __post_init__(self) -> None:
+        whole("Retry.max_attempts", self.max_attempts)
+        first = seconds("Retry.initial_delay", self.initial_delay, zero=True)
+        most = seconds("Retry.max_delay", self.max_delay, zero=True)
+        if first > most:
+            raise PolicyError(
+                f"Retry.initial_delay: at most max_delay ({most:g} seconds); got {shown(self.initial_delay)}"
+            )
+        given: object = self.retry_on
+        kinds = (given,) if isinstance(given, type) else given
+        if not isinstance(kinds, tuple | list) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds
+        ):
+            raise _say("Retry.retry_on", given, "subclasses of Exception, for example (ConnectionError, TimeoutError)")
+        object.__setattr__(self, "retry_on", tuple(kinds))
+
+    def __str__(self) -> str:
+        kinds = ", ".join(kind.__name__ for kind in self.retry_on)
+        return f"{shown(self.max_attempts)} attempts, pauses {self.initial_delay:g} to {self.max_delay:g} s, on {kinds}"
+
+
+_RETRY: Final = tuple(field.name for field in fields(Retry))
 
 
 # -------------------------------------------------------------------------------------------- pools
@@ -873,6 +1030,7 @@ class ToolPolicy:
     only_call: bool = False
     read_only: bool | None = None
     idempotent: bool | None = None
+    retry: Retry | None = None
     pools: tuple[tuple[str, int], ...] = ()
     weight: int = 1
     max_concurrency: int | None = None
@@ -884,13 +1042,18 @@ class ToolPolicy:
     max_wait: float | None = None
     max_queued: int | None = None
     when_busy: WhenBusy | None = None
+    on_refusal: OnRefusal = "tell"
     max_result_bytes: int | None = None
     encode: Callable[[object], object] | None = None
     summarize: Callable[[object], object] | None = None
+    protect: bool = False
     share_identical: bool = False
     merge: Merge | None = None
     run_in: RunIn | None = None
     own_task: bool = True
+    on_duplicate: OnDuplicate | None = None
+    requires_approval: bool | Callable[..., object] = False
+    still_valid: Callable[..., object] | None = None
 
     @property
     def declares_access(self) -> bool:
@@ -921,6 +1084,7 @@ TOOL: Final[Mapping[str, Option]] = {
     "only_call": Option(Flag(), "may not share a batch with other calls"),
     "read_only": Option(Flag(), "no side effect; default: true for a tool that only reads"),
     "idempotent": Option(Flag(), "repeating it is harmless"),
+    "retry": Option(Attempts(), "how often its calls are tried; only for a tool that is read_only or idempotent"),
     "pools": Option(Shares(), "named pools that it takes permits of: names, or name to permits"),
     "weight": Option(Whole(), "permits of the process-wide limit"),
     "max_concurrency": Option(Whole(), "a limit of this tool's own"),
@@ -931,17 +1095,28 @@ TOOL: Final[Mapping[str, Option]] = {
     "timeout": Option(Seconds(), "seconds one call may run"),
     "max_wait": Option(Seconds(), "seconds one call may wait"),
     "max_queued": Option(Whole(0), "calls of this tool that may wait"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
+    "on_refusal": Option(Word(OnRefusal), "tell the model that a limit refused a call, or have the host end the turn"),
     "preset": Option(Word(Preset), "a waiting policy in one word; what is given beside it wins"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of its results, in UTF-8 bytes"),
     "encode": Option(Function(), "gives text, or a value that is encoded in its place"),
-    "summarize": Option(Function(), "takes an oversized value, gives a shorter one"),
+    "summarize": Option(Function(), "takes an oversized value, on a thread, gives a shorter one"),
+    "protect": Option(Flag(), "its results are trimmed last where a batch of results is too large"),
     "share_identical": Option(Flag(), "identical calls of one batch, with no conflicting call between them, run once"),
     "merge": Option(
         Function("a list of argument mappings"),
         "takes the arguments of neighbouring calls on one resource, gives those of one run",
     ),
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
+    "requires_approval": Option(
+        Condition(), "its calls wait for a person's approval; in code also a function of the arguments"
+    ),
+    "still_valid": Option(Function("the arguments"), "asked again when an approved call is about to start"),
     "own_task": Option(Flag(), "false lets several calls of one batch run in one task while its context is unchanged"),
 }
 """The options of a tool."""
@@ -999,6 +1174,15 @@ def check_merge(where: str, given: Mapping[str, object]) -> None:
         raise PolicyError(
             f"{where}: merge joins calls on one resource, and the tool declares none; say reads= or writes=, or leave "
             "merge out"
+        )
+
+
+def check_retry(where: str, policy: ToolPolicy) -> None:
+    """Refuse to repeat what may not be repeated (R-118, R-120)."""
+    if policy.retry is not None and policy.retry.max_attempts > 1 and not policy.repeatable:
+        raise PolicyError(
+            f"{where}: retry repeats a call, and it is not said that this does no harm; say idempotent=True if a "
+            "repeat changes nothing more, read_only=True if the tool has no effect, or leave retry out"
         )
 
 
@@ -1060,7 +1244,31 @@ def tool_policy(
     check_merge(where, given)
     check_limits(where, given, pools, max_concurrency, must_fit=must_fit)
     given["pools"] = tuple(cast("Mapping[str, int]", given.get("pools", {})).items())
-    return ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    policy = ToolPolicy(name=name, **given)  # type: ignore[arg-type]  # every value was checked above
+    check_retry(where, policy)
+    return policy
+
+
+def check_deferring(where: str, journal: object) -> None:
+    """Refuse `when_busy="defer"` where no journal keeps what is deferred.
+
+    Args:
+        where: begins the message.
+        journal: the tower's, or None.
+
+    Raises:
+        PolicyError: there is none, or it stores no arguments.
+    """
+    if journal is None:
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and the tower has none; say "
+            "Tower(journal='towerman.db'), or when_busy='wait' or 'reject'"
+        )
+    if not getattr(journal, "keeps_arguments", True):
+        raise PolicyError(
+            f"{where}calls are deferred into the journal, and this one stores no arguments; say "
+            "Journal(..., arguments=True), or when_busy='wait' or 'reject'"
+        )
 
 
 def check_strict(policy: ToolPolicy) -> None:
@@ -1101,15 +1309,27 @@ class TowerPolicy:
     timeout: float = 300.0
     grace: float = 5.0
     on_orphan: OnOrphan = "hold"
+    approval_lifetime: float = 3600.0
     max_result_bytes: int = 32_768
     max_batch_bytes: int = 131_072
+    results: object = "auto"
+    result_lifetime: float = 3600.0
+    max_stored_bytes: int = 67_108_864
+    count_tokens: Callable[[str], int] | None = None
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
+    on_duplicate: OnDuplicate = "join"
+    journal: object = None
+    secret: str | bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for key, option in TOWER.items():
-            option.kind.check(key, getattr(self, key))
+            value = getattr(self, key)
+            if value is not None or not isinstance(option.kind, Function):
+                option.kind.check(key, value)
+        if self.when_busy == "defer":
+            check_deferring("when_busy='defer': ", self.journal)
 
 
 TOWER: Final[Mapping[str, Option]] = {
@@ -1119,17 +1339,33 @@ TOWER: Final[Mapping[str, Option]] = {
     "max_repeats": Option(Repeats(), "turns, one after the other, in which a run may make the same call"),
     "on_excess": Option(Word(OnExcess), "run the first calls and answer the rest call_cap, or run all, slower"),
     "undeclared": Option(Word(Undeclared), "what a tool that declares no access is"),
-    "when_busy": Option(Word(WhenBusy), "wait in a bounded queue, with a deadline, or be answered at once"),
+    "when_busy": Option(
+        Word(WhenBusy), "wait in a bounded queue, with a deadline; be answered at once; or go into the journal's queue"
+    ),
     "max_wait": Option(Seconds(), "seconds a call may wait"),
     "max_queued": Option(Whole(0), "calls that may wait at once"),
     "timeout": Option(Seconds(), "seconds a call may run"),
     "grace": Option(Seconds(zero=True), "seconds a call that was told to stop has for cleaning up"),
     "on_orphan": Option(Word(OnOrphan), "what a call that goes on after its result was sealed does with its permits"),
+    "approval_lifetime": Option(Seconds(), "seconds for which a call waits for a person's approval"),
     "max_result_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of one result's content, in UTF-8 bytes"),
     "max_batch_bytes": Option(Whole(MIN_RESULT_BYTES), "bound of all contents of one batch together"),
+    "results": Option(
+        Storage(),
+        "where results are kept whole that are too large: memory, journal, a folder's path, off; auto: the journal if "
+        "there is one, else memory",
+    ),
+    "result_lifetime": Option(Seconds(), "seconds that such a result is kept"),
+    "max_stored_bytes": Option(Whole(0), "bytes that all of them together may take; the oldest goes first"),
+    "count_tokens": Option(Function("a text"), "gives the tokens that a text takes; default: its bytes / 4"),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),
+    "on_duplicate": Option(
+        Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
+    "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
+    "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }
 """The options of a tower, apart from its pools and budgets."""
 

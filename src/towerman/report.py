@@ -97,6 +97,7 @@ class ToolReport:
         serialised: calls that stood behind others of their own batch.
         held_seconds: for how long, together.
         refused: calls that were really refused or skipped, by code.
+        tokens: what their results took of the model's context, about.
     """
 
     name: str
@@ -106,6 +107,7 @@ class ToolReport:
     serialised: int
     held_seconds: float
     refused: Mapping[Code, int]
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,7 @@ class ObserveReport:
         order: what order and resources held back, the longest first.
         refused: calls that were really refused, skipped or cut, by code.
         complete: False where events were dropped, so that `tools` and `order` count too little.
+        tokens: what all results took of the model's context, about.
     """
 
     seconds: float
@@ -153,6 +156,7 @@ class ObserveReport:
     order: tuple[OrderReport, ...]
     refused: Mapping[Code, int]
     complete: bool
+    tokens: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """All of it, ready for JSON; keys keep their names and meanings."""
@@ -193,6 +197,7 @@ class ObserveReport:
                     "serialised": one.serialised,
                     "held_seconds": one.held_seconds,
                     "refused": dict(one.refused),
+                    "tokens": one.tokens,
                 }
                 for one in self.tools
             ],
@@ -202,12 +207,14 @@ class ObserveReport:
             ],
             "refused": dict(self.refused),
             "complete": self.complete,
+            "tokens": self.tokens,
         }
 
     def __str__(self) -> str:
         lines = [
             f"Observed for {_time(self.seconds)}: {_counted(self.calls, 'call')} in "
-            f"{self.batches} batch{'' if self.batches == 1 else 'es'}",
+            f"{self.batches} batch{'' if self.batches == 1 else 'es'}"
+            + (f", results of about {_counted(self.tokens, 'token')}" if self.tokens else ""),
             "",
             "What the limits would have held back",
             "",
@@ -238,7 +245,8 @@ class ObserveReport:
             "Tools",
             "",
             *_table(
-                ("tool", "calls", "would have waited", "would have been refused", "serialised", "refused"),
+                ("tool", "calls", "would have waited", "would have been refused", "serialised", "refused")
+                + (("tokens",) if self.tokens else ()),
                 [
                     (
                         one.name,
@@ -247,6 +255,7 @@ class ObserveReport:
                         str(one.would_have_been_refused),
                         str(one.serialised),
                         ", ".join(f"{count} {code}" for code, count in one.refused.items()),
+                        *((f"{one.tokens:,}",) if self.tokens else ()),
                     )
                     for one in self.tools
                 ],
@@ -291,18 +300,19 @@ def _time(seconds: float) -> str:
 
 
 def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 class _Batch:
     """What is known of a batch that is at work."""
 
-    __slots__ = ("held", "since", "tools")
+    __slots__ = ("held", "since", "tokens", "tools")
 
     def __init__(self, since: float) -> None:
         self.since = since
         self.tools: dict[int, str] = {}
         self.held: dict[int, float] = {}
+        self.tokens: dict[int, tuple[str, int]] = {}
 
 
 class Tally:
@@ -314,6 +324,7 @@ class Tally:
         order: by (tool, behind), how many calls and seconds.
         serialised: by tool, how many calls stood behind others of their batch, and for how many seconds.
         refused: by (tool, code).
+        tokens: of results, by tool.
     """
 
     def __init__(self) -> None:
@@ -326,6 +337,7 @@ class Tally:
         self.order: dict[tuple[str, str], tuple[int, float]] = {}
         self.serialised: dict[str, tuple[int, float]] = {}
         self.refused: dict[tuple[str, Code], int] = {}
+        self.tokens: dict[str, int] = {}
         self._open: dict[tuple[str, int], _Batch] = {}
 
     def __call__(self, event: Event) -> None:
@@ -338,9 +350,16 @@ class Tally:
                 del self._open[next(iter(self._open))]
             return
         if event.kind == "batch_finished":
-            self._open.pop(where, None)
+            done = self._open.pop(where, None)
+            for name, tokens in done.tokens.values() if done is not None else ():
+                self.tokens[name] = self.tokens.get(name, 0) + tokens
             return
         batch, index, tool = self._open.get(where), event.index, event.tool
+        if index is not None and tool is not None and event.tokens is not None:
+            if event.kind == "counted":  # after the batch
+                self.tokens[tool] = self.tokens.get(tool, 0) + event.tokens
+            elif batch is not None:  # a result that is trimmed with its batch is told once more
+                batch.tokens[index] = tool, event.tokens
         if batch is None or index is None or tool is None:
             return
         batch.tools[index] = tool
@@ -397,7 +416,7 @@ def reported(
         complete: the tally has seen every event.
     """
     calls, order, serialised = dict(tally.calls), dict(tally.order), dict(tally.serialised)
-    codes = dict(tally.refused)
+    codes, tokens = dict(tally.refused), dict(tally.tokens)
     names = sorted({*calls, *waiting, *refused, *serialised, *(tool for tool, _ in codes)})
     by_code: dict[Code, int] = {}
     for (_, code), count in codes.items():
@@ -426,6 +445,7 @@ def reported(
                 serialised=serialised.get(name, (0, 0.0))[0],
                 held_seconds=serialised.get(name, (0, 0.0))[1],
                 refused={code: count for (tool, code), count in codes.items() if tool == name},
+                tokens=tokens.get(name, 0),
             )
             for name in names
         ),
@@ -435,4 +455,5 @@ def reported(
         ),
         refused=by_code,
         complete=complete,
+        tokens=sum(tokens.values()),
     )

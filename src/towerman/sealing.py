@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from towerman.bounds import Encoded, EncodingError, encode
+from towerman.bounds import Encoded, EncodingError, Keep, encode
 from towerman.budgets import SECONDS, Lack, number
-from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result
+from towerman.calls import Applied, Call, Outcome, Result, Retryable, make_result, with_words
 from towerman.errors import Code
+from towerman.records import Answer, Record
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 
@@ -31,6 +32,7 @@ REASON_CHARACTERS: Final = 200
 
 WORTH_ANOTHER_TRY: Final = frozenset(
     {
+        "approval_expired",
         "circuit_open",
         "concurrency_limit",
         "rate_limited",
@@ -42,9 +44,30 @@ WORTH_ANOTHER_TRY: Final = frozenset(
         "not_alone",
         "truncated_response",
         "would_deadlock",
+        "journal_unavailable",
     }
 )
 """Refusals after which the same call can succeed."""
+
+ENDS_TURN: Final = frozenset(
+    {
+        "concurrency_limit",
+        "wait_timeout",
+        "queue_full",
+        "rate_limited",
+        "circuit_open",
+        "budget_exhausted",
+        "journal_unavailable",
+        "deadline_exceeded",
+        "would_deadlock",
+    }
+)
+"""Refusals about which a model can do nothing for now; with `on_refusal="end_turn"` the host is to stop."""
+
+TOO_LONG: Final = "the service asks for a longer pause than this tool makes."
+TOO_LATE: Final = "the run's deadline comes first."
+AT_WORK: Final = "calls that it has made were still at work."
+"""Why a call is not tried again."""
 
 _REFUSALS: Final[Mapping[str, str]] = {
     "concurrency_limit": "Not started: {blocker} is busy, and this tool does not wait. Try again later.",
@@ -53,12 +76,92 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "rate_limited": "Not started: the {blocker} lets no more calls start now.{later}",
     "circuit_open": "Not started: the {blocker} is open, since calls kept failing.{later}",
     "deadline_exceeded": "Not started: the run's deadline has passed.",
+    "approval_expired": "Not started: its approval was over before its turn came.",
     "budget_exhausted": "Not started: the seconds of this run's budget are over.",
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
     ),
 }
+
+
+DEFERRED_FOR: Final[Mapping[Code, str]] = {
+    "concurrency_limit": "{blocker} is busy",
+    "queue_full": "too many calls wait ({blocker})",
+    "wait_timeout": "it waited in vain for {blocker}",
+    "rate_limited": "the {blocker} lets no more calls start now",
+}
+"""Refusals of the gate for which a call may go into the durable queue, and why in words."""
+
+
+def put_off(code: Code, why: str, handle: str, reader: str | None = None) -> str:
+    """What the model is told of a call that has gone into the durable queue; `reader`: the tool that reads handles."""
+    head = f"Deferred: {why}" if code == "deferred" else f"Held back: {why}"
+    return (
+        f"{head}. It will run later; this is not its answer. Do not call it again. "
+        f"What comes of it is kept under the handle {handle}{f'; read that with {reader}' if reader else ''}."
+    )
+
+
+def queued(
+    index: int,
+    call: Call,
+    code: Code,
+    why: str,
+    handle: str,
+    waited: float,
+    waited_for: tuple[str, ...],
+    reader: str | None = None,
+) -> Result:
+    """The result of a call that has gone into the durable queue."""
+    message = clean(put_off(code, why, handle, reader))
+    content = failure(code, message, "pending", False, "no", "no", handle=handle)
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        "pending",
+        code,
+        message,
+        content,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        handle=handle,
+    )
+
+
+def answered_later(index: int, call: Call, answer: Answer, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The result of a call that was deferred before, and has its answer by now."""
+    started = answer.attempts > 0
+    message = clean(f"{answer.message} {KEPT if started else DECIDED}")
+    content = answer.content
+    if answer.code is not None:
+        content = failure(
+            answer.code, message, answer.outcome, started, answer.applied, answer.retryable, answer.retry_after
+        )
+    return make_result(
+        index,
+        call.id,
+        str(call.tool)[:NAME_CHARACTERS],
+        answer.outcome,
+        answer.code,
+        message,
+        content,
+        started=started,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        attempts=0,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+DECIDED: Final = "That was decided before, when it came out of the durable queue; it is not tried again."
 
 
 def refusal(code: Code, blocker: str, wait: float, *, never: bool = False, retry_after: float | None = None) -> str:
@@ -182,6 +285,35 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
 
 
+WITH_OTHERS: Final = " It was run with the arguments that came with its approval."
+UNDECIDED: Final = "Not run yet: it waits for a person's approval."
+TAKEN: Final = "Not run again: whoever went on with this batch before is at work with it."
+USED: Final = "Not run again: it has its result from when this batch was gone on with before."
+UNAPPROVED: Final = "Not run: nobody has approved it."
+OVER: Final = "Not run: nobody approved it in time."
+NOT_VALID: Final = "Not run: what was approved does not hold any more."
+CHANGED: Final = (
+    "Not run: the tool, or what its arguments come to, is not any more what its approval was asked for. Call it again."
+)
+OUTSIDE: Final = "Not run: the arguments that came with its approval touch something that the call does not touch."
+
+
+def held_behind(culprit: int, call: Call) -> str:
+    """Why a call is put off: another one, after which it comes, waits for a person."""
+    return f"Not run yet: call {culprit}{named(call)}, after which it comes, waits for a person's approval."
+
+
+def denied(reason: str) -> str:
+    """Why a call does not run: a person said no."""
+    told = " ".join(reason[:REASON_CHARACTERS].split())
+    return f"Not run: a person denied it{': ' + told if told else '.'}"
+
+
+def edited(message: str) -> str:
+    """Why a call does not run: the arguments that a person gave in place of the model's do not fit."""
+    return f"Not run: the arguments that came with its approval do not fit. {message}"
+
+
 def merged(calls: Sequence[int]) -> str:
     """What is added to the message of a call in whose run others were merged."""
     listed = ", ".join(map(str, calls[:8])) + (f" and {len(calls) - 8} more" if len(calls) > 8 else "")
@@ -269,6 +401,140 @@ def got_off(index: int, call: Call, run: int, source: Call, reason: str, tool: T
     )
 
 
+def replayed(
+    index: int, call: Call, tool: Tool, record: Record, waited: float = 0.0, waited_for: tuple[str, ...] = ()
+) -> Result:
+    """The result of a call that was begun before, out of the journal.
+
+    Args:
+        index: the call's.
+        call: itself.
+        tool: which it calls.
+        record: what is written down of it.
+        waited: seconds for which it waited for that.
+        waited_for: what it had to wait for.
+    """
+    answer = record.answer
+    if answer is None:
+        return _recorded(index, call, tool, record, waited, waited_for)
+    if answer.code is None:
+        message = f"{answer.message} {KEPT}"
+    else:
+        message = f"{answer.message} {UNSETTLED if record.unknown else KEPT}"
+    content = answer.content
+    if answer.code is not None:
+        told = answer.retryable
+        content = failure(answer.code, message, answer.outcome, True, answer.applied, told, answer.retry_after)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        answer.outcome,
+        answer.code,
+        clean(message),
+        content,
+        started=True,
+        applied=answer.applied,
+        retryable=answer.retryable,
+        retry_after=answer.retry_after,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=answer.original_bytes if answer.code is None else len(content.encode()),
+        handle=answer.handle,
+        replayed=True,
+    )
+
+
+KEPT: Final = "It did not run again: it has run before, and this is what came of it, out of the journal."
+
+UNSETTLED: Final = "It is not run again, since it may have taken effect: somebody has to look, and to settle it."
+
+
+def _recorded(index: int, call: Call, tool: Tool, record: Record, waited: float, waited_for: tuple[str, ...]) -> Result:
+    """The same for a call whose answer is not there: it never came, or was not kept."""
+    done = record.state == "done"
+    known = done or record.state == "settled"
+    code: Code | None = None if known else "effect_unknown"
+    outcome: Outcome = "ok" if known else "error"
+    if done and record.outcome is not None:
+        code, outcome = record.code, record.outcome
+    if record.state == "settled":
+        message = "The call took effect, as somebody has looked up; what it answered is lost. It did not run again."
+    elif done:
+        message = f"What it answered was not kept. {KEPT}"
+    else:
+        message = f"The call was begun before, and what came of it is not known. {UNSETTLED}"
+    applied: Applied = record.applied if known else "unknown"
+    told = {"note": message} if code is None else None
+    content = (
+        json.dumps(told, separators=(",", ":"))
+        if code is None
+        else failure(code, message, outcome, True, applied, "no")
+    )
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        started=True,
+        applied=applied,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+        replayed=True,
+    )
+
+
+def elsewhere(
+    index: int,
+    call: Call,
+    tool: Tool,
+    code: Code,
+    message: str,
+    outcome: Outcome,
+    waited: float,
+    waited_for: tuple[str, ...] = (),
+) -> Result:
+    """The result of a call that did not start since the same call is at work elsewhere, and may take effect there."""
+    applied: Applied = "no" if tool.effect_free else "unknown"
+    retryable: Retryable = "yes" if tool.policy.repeatable else "unknown"
+    message = clean(message)
+    content = failure(code, message, outcome, False, applied, retryable)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        outcome,
+        code,
+        message,
+        content,
+        applied=applied,
+        retryable=retryable,
+        waited=waited,
+        waited_for=waited_for,
+        original_bytes=len(content.encode()),
+    )
+
+
+def abandoned() -> Answer:
+    """What is written down of a call whose event loop was closed over it."""
+    message = "The program's event loop was closed while the call ran. Whether it took effect is not known."
+    content = failure("cancelled", message, "cancelled", True, "unknown", "unknown")
+    return Answer("cancelled", "cancelled", "unknown", "unknown", message=message, content=content)
+
+
+def unwritten(result: Result) -> Result:
+    """The same result, which says that the journal could not take it down in time."""
+    message = f"{result.message} The journal could not write this down in time."
+    if result.code is None:
+        return with_words(result, message, result.content)
+    told = failure(result.code, message, result.outcome, True, result.applied, result.retryable, result.retry_after)
+    return with_words(result, message, told)
+
+
 def raised(error: BaseException) -> str:
     """An exception in one plain sentence: types only, a group by its leaves."""
     if not isinstance(error, BaseExceptionGroup):
@@ -287,6 +553,22 @@ def raised(error: BaseException) -> str:
     return f"The tool failed with {listed} (a group of {count} error{'s' if count != 1 else ''})."
 
 
+def rate_limited(after: float | None) -> str:
+    """What is told of a call whose service takes no more for now."""
+    when = "later" if after is None else f"in {after:g} s"
+    return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def tried(attempts: int) -> str:
+    """What is added of a call that was tried more than once."""
+    return f" It was tried {attempts} times." if attempts > 1 else ""
+
+
+def not_again(reason: str) -> str:
+    """What is added of a call that is not tried again, though it was to be: why not."""
+    return f" It was not tried again: {reason.removeprefix('Not started: ')}"
+
+
 def clean(text: str) -> str:
     """Text that UTF-8 can hold: a lone surrogate becomes a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
@@ -300,6 +582,8 @@ def failure(
     applied: str,
     retryable: str,
     retry_after: float | None = None,
+    *,
+    handle: str | None = None,
 ) -> str:
     """The content of a result without an ordinary answer: compact JSON."""
     told: dict[str, object] = {
@@ -312,6 +596,8 @@ def failure(
     }
     if retry_after is not None:
         told["retry_after"] = _rounded(retry_after)
+    if handle is not None:
+        told["handle"] = handle
     return json.dumps({"error": told}, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -348,7 +634,9 @@ def refused(
     )
 
 
-def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False) -> Result:
+def faulty(
+    index: int, call: Call, started: bool, applied: Applied, *, still_running: bool = False, attempts: int = 1
+) -> Result:
     """The result of a call that Towerman itself failed to deal with: as plain as can be, so that this cannot fail."""
     message = "Towerman failed in dealing with this call."
     outcome: Outcome = "cancelled" if still_running else "error"
@@ -368,29 +656,40 @@ def faulty(index: int, call: Call, started: bool, applied: Applied, *, still_run
         started=started,
         applied=applied,
         retryable="unknown",
-        attempts=int(started),
+        attempts=attempts if started else 0,
         still_running=still_running,
         original_bytes=len(content),
     )
 
 
-def encoded(tool: Tool, value: object) -> Encoded | EncodingError:
+def encoded(tool: Tool, value: object, keep: Keep | None = None) -> Encoded | EncodingError:
     """What a handler returned as the model is sent it, or why that cannot be done.
 
-    An oversized value is replaced by the tool's own shorter form of it; if that fails, it is cut.
+    Args:
+        tool: whose handler it was.
+        value: what it returned.
+        keep: what does not fit comes as a `Large`, as `bounds.encode` says; None: it is cut.
     """
-    policy, limit = tool.policy, tool.max_result_bytes
     try:
-        whole = encode(value, limit, policy.encode)
+        return encode(value, tool.max_result_bytes, tool.policy.encode, keep)
     except EncodingError as unencodable:
         return unencodable
-    if not whole.cut or policy.summarize is None:
-        return whole
-    try:
-        short = encode(policy.summarize(value), limit)
-    except Exception:
-        return whole
-    return Encoded(short.text, whole.original_bytes, True)
+
+
+class Bounded(Encoded):
+    """What the model is sent of a value that did not fit.
+
+    Attributes:
+        handle: under which the whole is kept, or None.
+    """
+
+    __slots__ = ("handle",)
+
+    handle: str | None
+
+    def __init__(self, text: str, original_bytes: int, handle: str | None) -> None:
+        super().__init__(text, original_bytes, True)
+        object.__setattr__(self, "handle", handle)
 
 
 def named(call: Call) -> str:

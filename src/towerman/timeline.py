@@ -2,9 +2,10 @@
 
 Theory. Every call is one row, in emitted order, on one time axis that starts when the batch came in. A row has up
 to four stretches, and they look different: held in the plan behind a call of its own batch, waiting in the queue,
-running, and work that goes on after the result was sealed. A call that never started ends in a cross, one that the run
-of another call answered in a diamond. The story of a batch comes either as spans or as the events that observers saw;
-`stories` turns the second into the first.
+running, and work that goes on after the result was sealed. A call that was tried again waits and runs several times,
+and rests in between. A call that never started ends in a cross, one that the run of another call answered in a diamond.
+The story of a batch comes either as spans or as the events that observers saw; `stories` turns the second into the
+first.
 
 House rules. Pure: no terminal, no clock, no colour library. No line is wider than asked. Nothing that came from
 outside is printed as it is: control, format and unassigned characters are escaped, so that a tool's name can
@@ -39,6 +40,7 @@ _AFTER: Final = 4
 _NOT_RUN: Final = 5
 _GOES_ON: Final = 6
 _SHARED: Final = 7
+_RESTING: Final = 8
 
 _SIGNS: Final[dict[int, tuple[str, str]]] = {
     0: (" ", " "),
@@ -49,6 +51,7 @@ _SIGNS: Final[dict[int, tuple[str, str]]] = {
     _NOT_RUN: ("×", "x"),  # noqa: RUF001 - it is a cross, and meant
     _GOES_ON: ("→", ">"),
     _SHARED: ("◆", "*"),
+    _RESTING: ("╌", "~"),
 }
 _LEGEND: Final[dict[int, str]] = {
     _HELD: "held behind a call of this batch",
@@ -57,9 +60,17 @@ _LEGEND: Final[dict[int, str]] = {
     _AFTER: "at work after its result",
     _NOT_RUN: "did not run",
     _SHARED: "answered by another call's run",
+    _RESTING: "resting before another attempt",
     _GOES_ON: "no end seen",
 }
-_STRETCH_COLOR: Final[dict[int, str]] = {_HELD: "2", _WAITING: "33", _AFTER: "35", _NOT_RUN: "31", _GOES_ON: "35"}
+_STRETCH_COLOR: Final[dict[int, str]] = {
+    _HELD: "2",
+    _WAITING: "33",
+    _AFTER: "35",
+    _NOT_RUN: "31",
+    _GOES_ON: "35",
+    _RESTING: "2",
+}
 _OUTCOME_COLOR: Final[dict[str, str]] = {
     "ok": "32",
     "error": "31",
@@ -163,15 +174,27 @@ def _finite(seconds: float) -> float:
     return min(seconds, 1e15) if 0 <= seconds < math.inf else 0.0
 
 
+def _tries(span: Span) -> Sequence[tuple[float | None, float | None, float]]:
+    """For each attempt when it was handed in, started and ended; of most calls there is one."""
+    return span.attempts or ((span.queued, span.started, span.sealed),)
+
+
 def _waited(span: Span, unit: _Unit) -> str:
     if span.queued is None:
         return ""
-    end = span.sealed if span.started is None else span.started
-    return unit.text(max(0.0, _finite(end) - _finite(span.queued)))
+    waits = [
+        max(0.0, _finite(end if started is None else started) - _finite(queued))
+        for queued, started, end in _tries(span)
+        if queued is not None
+    ]
+    return unit.text(sum(waits))
 
 
 def _ran(span: Span, unit: _Unit) -> str:
-    return "" if span.started is None else unit.text(max(0.0, _finite(span.sealed) - _finite(span.started)))
+    if span.started is None:
+        return ""
+    runs = [_finite(end) - _finite(started) for _, started, end in _tries(span) if started is not None]
+    return unit.text(sum(max(0.0, run) for run in runs))
 
 
 def _open(span: Span) -> bool:
@@ -203,16 +226,22 @@ def _bar(span: Span, width: int, horizon: float) -> list[int]:
     waits_until = span.sealed if span.started is None else span.started
     if span.waited_for:  # else what is empty before it is only the time that the batch took to get there
         fill(0.0, waits_until if span.queued is None else span.queued, _HELD)
-    if span.queued is not None:
-        fill(span.queued, waits_until, _WAITING)
+    first = 0
+    if span.attempts:
+        fill(span.attempts[0][2], span.sealed, _RESTING)
+    for queued, started, end in _tries(span):
+        if queued is not None:
+            fill(queued, end if started is None else started, _WAITING)
+        if started is None:
+            continue
+        first = column(started)
+        # A seal on a column's edge belongs to the column before it; what ran at all takes one column at least.
+        reach = math.ceil(_finite(end) / horizon * width) if horizon > 0 else 1
+        for place in range(first, max(first + 1, min(reach, width))):
+            cells[place] = _RUNNING
     if span.started is None:
         cells[seal] = _GOES_ON if _open(span) else _NOT_RUN if span.shared_with is None else _SHARED
         return cells
-    first = column(span.started)
-    # A seal on a column's edge belongs to the column before it; what ran at all takes one column at least.
-    reach = math.ceil(_finite(span.sealed) / horizon * width) if horizon > 0 else 1
-    for place in range(first, max(first + 1, min(reach, width))):
-        cells[place] = _RUNNING
     if span.ended is not None:
         for place in range(max(seal, first + 1), column(span.ended) + 1):
             cells[place] = _AFTER
@@ -263,13 +292,18 @@ class _Layout:
     status: int
     waited: int
     ran: int
+    tokens: int
     blockers: int
     bar: int
 
 
-def _layout(width: int, index: int, tool: int, status: int, waited: int, ran: int, blockers: int) -> _Layout:
+def _layout(
+    width: int, index: int, tool: int, status: int, waited: int, ran: int, tokens: int, blockers: int
+) -> _Layout:
     gap = 2 if width >= 90 else 1
     least_bar = 28 if width >= 90 else 16 if width >= 70 else 10
+    if width < 100:
+        tokens = 0
     if width < 64:
         waited = ran = 0
     if width < 48:
@@ -277,18 +311,22 @@ def _layout(width: int, index: int, tool: int, status: int, waited: int, ran: in
     if width < 36:
         status = 0
     texts = [min(tool, 28), min(status, 22), min(blockers, 36)]
-    fixed = [column for column in (index, waited, ran) if column]
+    fixed = [column for column in (index, waited, ran, tokens) if column]
     gaps = gap * (len(fixed) + sum(1 for text in texts if text))
     room = width - sum(fixed) - gaps - least_bar
     while sum(texts) > room and max(texts) > 4:
         texts[texts.index(max(texts))] -= 1
     bar = max(1, width - sum(fixed) - gaps - sum(texts))
-    return _Layout(gap, index, texts[0], texts[1], waited, ran, texts[2], bar)
+    return _Layout(gap, index, texts[0], texts[1], waited, ran, tokens, texts[2], bar)
 
 
 def _count(spans: Sequence[Span]) -> str:
     seen = Counter("without a result" if _open(span) else span.outcome for span in spans)
     return ", ".join(f"{seen[name]:,} {name}" for name in (*_OUTCOMES, "without a result") if seen[name])
+
+
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number:,} tokens"
 
 
 def _calls(number: int) -> str:
@@ -306,13 +344,13 @@ def draw(
     """Draw the calls of one batch as a text of several lines, none wider than `width` columns.
 
     A row says: the call's index, its tool, its status (the code, or the outcome where there is none), its bar on the
-    common axis, how long it waited in the queue and how long it ran until its result, and what blocked it, first to
-    last.
+    common axis, how long it waited in the queue and how long it ran until its result, about how many tokens its result
+    takes of the model's context, and what blocked it, first to last.
 
     Args:
         spans: the calls of the batch; they are drawn in emitted order.
         width: columns of the drawing; less than 24 is taken as 24. Narrow drawings leave out, in this order, the
-            seconds, the blockers and the codes.
+            tokens, the seconds, the blockers and the codes.
         color: add ANSI colour sequences; they take no columns.
         ascii_only: use no character beyond ASCII.
         max_rows: draw at most so many calls and say how many were left out; the axis covers all of them.
@@ -337,6 +375,7 @@ def draw(
     blockers = [printable(_blockers(span), ascii_only=ascii_only) for span in shown]
     waits = [_waited(span, unit) for span in shown]
     runs = [_ran(span, unit) for span in shown]
+    tokens = ["" if span.tokens is None else f"{span.tokens:,}" for span in shown]
     named = any(blockers)
     layout = _layout(
         width,
@@ -345,6 +384,7 @@ def draw(
         max(7, *map(columns, states)),
         max(4, *map(len, waits)),
         max(3, *map(len, runs)),
+        max(6, *map(len, tokens)) if any(tokens) else 0,
         max(10, *map(columns, blockers)) if named else 0,
     )
     bars = [_bar(span, layout.bar, horizon) for span in shown]
@@ -353,7 +393,7 @@ def draw(
         bare = text.rstrip()
         return f"\x1b[{sgr}m{bare}\x1b[0m{text[len(bare) :]}" if color and bare else text
 
-    def row(index: str, tool: str, status: str, bar: str, waited: str, ran: str, blocked: str) -> str:
+    def row(index: str, tool: str, status: str, bar: str, waited: str, ran: str, tokens: str, blocked: str) -> str:
         cells = [fit(index, layout.index, right=True), fit(tool, layout.tool, ascii_only=ascii_only)]
         if layout.status:
             cells.append(status)
@@ -361,6 +401,8 @@ def draw(
         if layout.waited:
             cells.append(fit(waited, layout.waited, right=True))
             cells.append(fit(ran, layout.ran, right=True))
+        if layout.tokens:
+            cells.append(fit(tokens, layout.tokens, right=True))
         if layout.blockers:
             cells.append(blocked)
         return (" " * layout.gap).join(cells).rstrip()
@@ -368,22 +410,25 @@ def draw(
     labels, ruler = _ticks(layout.bar, horizon, unit, ascii_only)
     still = sum(1 for span in ordered if span.still_running and not _open(span))
     head = f"{_calls(len(ordered))} in {unit.text(sealed)} {name}: {_count(ordered)}"
+    counted = [span.tokens for span in ordered if span.tokens is not None]
+    if counted:
+        head += f"; about {_tokens(sum(counted))}"
     if still:
         head += f"; {still:,} still at work"
     lines = [
         fit(head, width, ascii_only=ascii_only).rstrip(),
         "",
-        row("#", "tool", fit("status", layout.status), labels, "wait", "ran", "waited for"),
-        row("", "", " " * layout.status, paint(ruler, "2"), "", "", ""),
+        row("#", "tool", fit("status", layout.status), labels, "wait", "ran", "tokens", "waited for"),
+        row("", "", " " * layout.status, paint(ruler, "2"), "", "", "", ""),
     ]
-    for span, tool, state, cells, waited, ran, blocked in zip(
-        shown, tools, states, bars, waits, runs, blockers, strict=True
+    for span, tool, state, cells, waited, ran, count, blocked in zip(
+        shown, tools, states, bars, waits, runs, tokens, blockers, strict=True
     ):
         outcome_color = _OUTCOME_COLOR[span.outcome]
         status = paint(fit(state, layout.status, ascii_only=ascii_only), outcome_color)
         bar = _ink(cells, outcome_color, ascii_only, color)
         blocker = paint(fit(blocked, layout.blockers, ascii_only=ascii_only), "33")
-        lines.append(row(str(span.index), tool, status, bar, waited, ran, blocker))
+        lines.append(row(str(span.index), tool, status, bar, waited, ran, count, blocker))
     left = len(ordered) - len(shown)
     if left:
         note = f"... and {left:,} more: {_count(ordered[len(shown) :])}"
@@ -456,6 +501,22 @@ class _Told:
     waited_for: tuple[str, ...] = ()
     orphan: bool = False
     shared_with: int | None = None
+    tokens: int | None = None
+    attempts: list[tuple[float, float | None, float]] = field(default_factory=list)
+
+    def handed_in(self, end: float) -> float | None:
+        """When it was handed to the gate, this attempt or its only one; None: it was not."""
+        # The time in the queue that the gate itself counted is the truth; when it was first seen waiting is a guess.
+        if self.waited is not None and (self.started is not None or self.waited > 0):
+            return max(0.0, (end if self.started is None else self.started) - self.waited)
+        return self.started if self.queued is None else self.queued
+
+    def attempt_ends(self, at: float) -> None:
+        """An attempt has ended, and another one may come."""
+        queued = self.handed_in(at)
+        if queued is not None:
+            self.attempts.append((queued, self.started, at))
+        self.queued = self.waited = self.started = None
 
 
 @dataclass(slots=True)
@@ -508,8 +569,10 @@ def _take(telling: _Telling, event: Event) -> None:
         return
     call = telling.told.setdefault(event.index, _Told())
     call.tool = event.tool or call.tool
-    if event.waited is not None:
+    if event.waited is not None and not (call.attempts and event.kind == "finished"):  # which tells of all together
         call.waited = event.waited
+    if event.tokens is not None:
+        call.tokens = event.tokens
     if event.kind == "waiting":
         # Behind a call of its own batch a call waits in the plan: it is not in the queue yet.
         if call.queued is None and not (event.waiting_for or "").startswith("call "):
@@ -518,6 +581,8 @@ def _take(telling: _Telling, event: Event) -> None:
             call.waited_for = (*call.waited_for, event.waiting_for)
     elif event.kind == "started":
         call.started = at
+    elif event.kind == "retrying":
+        call.attempt_ends(at)
     elif event.kind in ("finished", "rejected"):
         call.outcome, call.code, call.sealed = event.outcome or "rejected", event.code, at
         call.shared_with = event.shared_with
@@ -537,22 +602,22 @@ def _story(telling: _Telling) -> Story:
 
 def _span(index: int, call: _Told, last: float) -> Span:
     sealed = last if call.outcome is None else call.sealed
-    queued = call.queued
-    # The time in the queue that the gate itself counted is the truth; when it was first seen waiting is a guess.
-    if call.waited is not None and (call.started is not None or call.waited > 0):
-        queued = max(0.0, (sealed if call.started is None else call.started) - call.waited)
-    elif queued is None:
-        queued = call.started
+    queued, started = call.handed_in(sealed), call.started
+    if call.attempts:
+        call.attempt_ends(sealed)
+        queued, started, _ = call.attempts[0]
     return Span(
         index,
         call.tool,
         call.outcome or "pending",
         call.code,
         queued,
-        call.started,
+        started,
         sealed,
         call.ended,
         call.waited_for,
         call.ended is None and (call.orphan or call.outcome is None),
         call.shared_with,
+        call.tokens,
+        tuple(call.attempts),
     )

@@ -13,18 +13,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from towerman import arguments
-from towerman.access import AccessRefused, AccessRule, bind
+from towerman.access import AccessRefused, AccessRule, bound
 from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
-from towerman.policy import Pool, ToolPolicy, TowerPolicy, asks_of, check_strict, tool_policy
+from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, asks_of, check_deferring, check_strict, tool_policy
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
 
+
+Condition = Callable[[Mapping[str, object]], object]
+"""A declared function of the arguments, ready to be called with all of them."""
+
+READS_RESULTS: Final = "towerman_reads_results"
+"""Attribute of a handler that reads pages of large results."""
+
+LEAST_PAGE: Final = 512
+"""Bytes that the content of such a handler may have at least."""
 
 Address = tuple[str, str]
 """A function's module and its qualified name there."""
@@ -48,9 +57,15 @@ class Tool:
         timeout: seconds one call may run.
         max_wait: seconds one call may wait.
         wait: it waits when busy.
+        defer: it goes into the durable queue when busy.
         max_result_bytes: bound of its result.
         effect_free: it has no side effect.
         own_task: each call runs in a task of its own.
+        requires_approval: its calls wait for a person; or a function of the arguments that says so.
+        still_valid: asked again when an approved call is about to start; None: nothing is.
+        reads_results: it reads pages of results that were too large; its own are never kept for that.
+        retry: how its calls are tried again; None: they are not.
+        joins_duplicates: its call waits for the answer of the same call that is at work elsewhere.
         asks: what each of its calls asks of budgets; None where that depends on the arguments.
         price: says it then; raises `AccessRefused` where it cannot.
         max_repeats: turns in which a run may make the same call of it; None: any number.
@@ -69,9 +84,15 @@ class Tool:
     timeout: float
     max_wait: float
     wait: bool
+    defer: bool
     max_result_bytes: int
     effect_free: bool
     own_task: bool
+    reads_results: bool
+    joins_duplicates: bool
+    requires_approval: bool | Condition = False
+    still_valid: Condition | None = None
+    retry: Retry | None = None
     asks: Asks | None = ONE_CALL
     price: Callable[[Mapping[str, object]], Asks] | None = None
     max_repeats: int | None = None
@@ -192,6 +213,10 @@ def compile_tool(
     is_async = is_coroutine_function(handler)
     asks, price = _asks(name, policy, checker.names)
     repeats = policy.max_repeats or tower.max_repeats
+    max_result_bytes = policy.max_result_bytes or tower.max_result_bytes
+    reads_results = getattr(handler, READS_RESULTS, False) is True
+    if reads_results and tower.results == "off":
+        raise PolicyError(f"tool {name!r}: it reads stored results, and Tower(results='off') stores none")
     return Tool(
         policy=policy,
         handler=handler,
@@ -206,13 +231,39 @@ def compile_tool(
         timeout=policy.timeout if policy.timeout is not None else tower.timeout,
         max_wait=policy.max_wait if policy.max_wait is not None else tower.max_wait,
         wait=(policy.when_busy or tower.when_busy) == "wait",
-        max_result_bytes=policy.max_result_bytes or tower.max_result_bytes,
+        defer=_defers(policy, tower),
+        max_result_bytes=max(max_result_bytes, LEAST_PAGE) if reads_results else max_result_bytes,
         effect_free=policy.effect_free,
         own_task=policy.own_task,
+        requires_approval=(
+            policy.requires_approval
+            if isinstance(policy.requires_approval, bool)
+            else bound(policy.requires_approval, checker.names, f"tool {name!r}: requires_approval")
+        ),
+        still_valid=(
+            None
+            if policy.still_valid is None
+            else bound(policy.still_valid, checker.names, f"tool {name!r}: still_valid")
+        ),
+        reads_results=reads_results,
+        retry=policy.retry if policy.retry is not None and policy.retry.max_attempts > 1 else None,
+        joins_duplicates=(policy.on_duplicate or tower.on_duplicate) == "join",
         asks=asks,
         price=price,
         max_repeats=None if repeats == "any" else repeats,
     )
+
+
+def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:
+    """Does a call that cannot start at once go into the durable queue?
+
+    Raises:
+        PolicyError: there is none.
+    """
+    if (policy.when_busy or tower.when_busy) != "defer":
+        return False
+    check_deferring(f"tool {policy.name!r}: when_busy='defer': ", tower.journal)
+    return True
 
 
 def _asks(
@@ -222,7 +273,7 @@ def _asks(
     spends = policy.spends
     if spends is None or isinstance(spends, Asks):
         return spends or ONE_CALL, None
-    call = bind(spends, names, f"tool {name!r}: spends")
+    call = bound(spends, names, f"tool {name!r}: spends")
 
     def price(keywords: Mapping[str, object]) -> Asks:
         try:

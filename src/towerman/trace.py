@@ -1,7 +1,8 @@
 """What is recorded of a batch, and who may see it.
 
-Theory. A batch tells its story as events: it came in, a call waits and for what, it was admitted, its handler
-started, it was refused, its result was sealed, work that outlived its result has ended, a call holds up its loop. An
+Theory. A batch tells its story as events: it came in, a person is asked about a call and has answered, a call waits
+and for what, it was admitted, its handler started, it was refused, an attempt has failed and another one is to come,
+its result was sealed, or trimmed with its batch, work that outlived its result has ended, a call holds up its loop. An
 event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
 exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
 
@@ -30,12 +31,23 @@ Kind = Literal[
     "started",
     "rejected",
     "shared",
+    "retrying",
+    "retry_refused",
+    "intended",
+    "joined",
+    "replayed",
+    "deferred",
     "finished",
     "orphaned",
     "ended",
     "late_result",
     "promoted",
+    "approval_asked",
+    "approval_decided",
+    "approval_expired",
     "stalled",
+    "trimmed",
+    "counted",
     "batch_finished",
 ]
 """What happened."""
@@ -70,6 +82,15 @@ class Event:
         scopes: scope of each pool that the call takes permits of, told at admission: {"crm": "process"}.
         reason: why a call or run was cancelled, in the canceller's words.
         shared_with: index of the call whose run answers this one too; of a shared call, and when it is finished.
+        tokens: what the result's content takes of the model's context, about: of a finished call; again of one that is
+            trimmed with its batch; with a counter of one's own only after the batch, when it is counted.
+        attempt: which attempt of its call it is about, from 1; told of `retrying` (the one that has failed, by `code`)
+            and `retry_refused` (the one that does not start), and of all later ones. Of a finished call: how many
+            there were, where it was more than one.
+        pause: seconds until the next attempt is offered.
+        approval: the name of the approval that a person is asked for, has decided, or has not decided in time.
+        decision: `approved`, `edited` (approved with other arguments), `denied`, or `undecided` (the call comes back
+            pending).
     """
 
     time: float
@@ -90,6 +111,11 @@ class Event:
     scopes: dict[str, str] | None = None
     reason: str | None = None
     shared_with: int | None = None
+    tokens: int | None = None
+    attempt: int | None = None
+    pause: float | None = None
+    approval: str | None = None
+    decision: str | None = None
 
     def as_dict(self) -> dict[str, object]:
         """The fields that are set, ready for JSON."""
@@ -123,6 +149,9 @@ class Span:
         waited_for: what blocked it, first to last.
         still_running: its work went on after the seal.
         shared_with: index of the call whose run answered it; then it has no stretch of its own.
+        tokens: what its result takes of the model's context, about; None where nobody counted.
+        attempts: of a call that was tried again: for each attempt when it was handed to the gate, started (None: it did
+            not) and ended. `queued` and `started` are the first one's then. Empty for all others.
     """
 
     index: int
@@ -136,3 +165,5 @@ class Span:
     waited_for: tuple[str, ...] = ()
     still_running: bool = False
     shared_with: int | None = None
+    tokens: int | None = None
+    attempts: tuple[tuple[float, float | None, float], ...] = ()

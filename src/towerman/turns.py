@@ -265,7 +265,9 @@ class Turns(Waiting[OwnerT]):
 
     def _succeed(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
-        if line.backlog and not line.parked:
+        if isinstance(line.bay.state, Meter):  # which a run never holds: as many stand there as it may have running
+            self._refills.append((flow, line, now))
+        elif line.backlog and not line.parked:
             self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:

@@ -12,22 +12,28 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar, overload
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
 
 from towerman.budgets import Account, Shares
-from towerman.calls import Access, Batch, Call, Hold, Outcome, Result
-from towerman.errors import Code
+from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
+from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Group, Plan
-from towerman.policy import Budget, OnResult, whole
+from towerman.policy import Budget, OnResult, shown, whole
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
+from towerman.tokens import Counter
 from towerman.tools import Tool
 from towerman.trace import UNKNOWN_TOOL, Span
 
 if TYPE_CHECKING:
-    pass
+    from concurrent.futures import Future
+
+    from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
+    from towerman.bounds import Encoded
+    from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
 
@@ -48,7 +54,8 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key, if it came with one.
+        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same in
+            each attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -74,12 +81,17 @@ class Context(Generic[DepsT]):
         self.index = job.index
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
-        self.attempt = 1
+        self.attempt = job.attempt
         self.idempotency_key = call.idempotency_key
         self.deadline = job.due
 
     async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """Answer calls that this call makes itself (nested calls), in its own run: one result each, in order.
 
@@ -90,13 +102,14 @@ class Context(Generic[DepsT]):
         Args:
             calls: as `Run.execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `Run.execute` takes it.
             on_result: sees each result as it is sealed.
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
             asyncio.CancelledError: this call was told to stop; the nested ones were sealed first.
         """
-        return await self._execute(calls, format=format, on_result=on_result)
+        return await self._execute(calls, format=format, batch_id=batch_id, on_result=on_result)
 
     def charge(self, **units: float) -> None:
         """Tell what this call has spent: `ctx.charge(tokens=812, cost=0.004)`. May be called from any thread.
@@ -146,12 +159,36 @@ class Shared(Protocol):
         """How often options have changed."""
         ...  # pragma: no cover - a protocol has no body
 
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Guards what loops share."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """Reads the tower's clock."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def secret(self) -> bytes | None:
+        """What signatures rest on."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def wall(self) -> float:
+        """Unix time in seconds."""
+        ...  # pragma: no cover - a protocol has no body
+
     def charge(self, run: RunState, units: Mapping[str, object], work: Work | None = None, index: int = 0) -> None:
         """So much was spent."""
         ...  # pragma: no cover - a protocol has no body
 
     def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
         """What is left."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def counter(self) -> Counter:
+        """Counts tokens of contents."""
         ...  # pragma: no cover - a protocol has no body
 
 
@@ -207,6 +244,14 @@ class Want(Wants[Lot[Owner]]):
         """What is equal for calls that one run could answer; None: this one stands for itself."""
         return self.of.likeness(keywords, self.accesses, self.holds, call.idempotency_key) if self.of.joins else None
 
+    def patient(self, seconds: float) -> Want:
+        """The same, waiting when busy, at most so long: of a call that a worker has taken from the queue."""
+        other = self.with_holds(self.accesses, self.holds, self.labels)
+        other.pools = (*self.pools[:0], *self.pools)  # another tuple: the gate takes equal ones for one tool's calls
+        other.wait = True
+        other.max_wait = seconds
+        return other
+
     def with_holds(self, accesses: tuple[Access, ...], holds: tuple[Hold, ...], labels: Mapping[str, str]) -> Want:
         """The same permits with other holds."""
         other = Want.__new__(Want)
@@ -237,6 +282,150 @@ class Want(Wants[Lot[Owner]]):
         return other
 
 
+class After:
+    """A handler has returned a value that does not fit; a thread is at it.
+
+    Args:
+        value: what it returned.
+        encoded: what is there of it by now.
+    """
+
+    __slots__ = ("encoded", "value")
+
+    def __init__(self, value: object, encoded: Encoded) -> None:
+        self.value = value
+        self.encoded = encoded
+
+
+class Filed:
+    """What the journal knows a call by, and what it was told of it.
+
+    Attributes:
+        key: where the call's identity is stored; None: it has none.
+        digest: of its arguments.
+        token: of the start that its intent was written for.
+        begun: the intent is on the disk.
+        claim: the worker's claim under which it runs, or None.
+        place: batch and index under which it is written down; None: its own.
+        told: its outcome was handed to the journal, or came from there.
+        riders: the calls whose intents were written with its own, since they were merged into its run.
+    """
+
+    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
+
+    def __init__(
+        self,
+        key: bytes | None,
+        digest: bytes | None,
+        claim: bytes | None = None,
+        place: tuple[int, int] | None = None,
+    ) -> None:
+        self.claim = claim
+        self.place = place
+        self.key = key
+        self.digest = digest
+        self.token = b""
+        self.begun = False
+        self.told = False
+        self.riders: tuple[Filed, ...] = ()
+
+
+class Handing:
+    """A call that is being put into the durable queue.
+
+    Attributes:
+        work, index: which call it is.
+        code: what it is answered when it is there: `deferred`, or `held_behind`.
+        why: what stood in its way, in a sentence.
+        waited, waited_for: how long it has waited, and for what.
+        due: when the journal has taken too long.
+        handle: its name there, if it is put there now.
+        future: the journal's answer; None while nothing is asked.
+        stop: why it was cancelled meanwhile, or None.
+    """
+
+    __slots__ = ("code", "due", "future", "handle", "index", "stop", "waited", "waited_for", "why", "work")
+
+    def __init__(
+        self, work: Work, index: int, code: Code, why: str, waited: float, waited_for: tuple[str, ...], due: float
+    ) -> None:
+        self.work = work
+        self.index = index
+        self.code = code
+        self.why = why
+        self.waited = waited
+        self.waited_for = waited_for
+        self.due = due
+        self.handle = ""
+        self.future: Future[Deferred] | None = None
+        self.stop: str | None = None
+
+
+class Deferral:
+    """What of a batch goes into the durable queue, or comes from there.
+
+    Attributes:
+        every: every call is to go there.
+        claims: by index, calls that a worker has taken from there; the journal knows them by these.
+        patience: seconds for which such a call waits in the gate.
+        handles: by index, calls that are in the queue, by their names there.
+        behind: by node of the plan (calls, and from its size on junctions), the calls in the queue that come before.
+        heads: by index of a call in the queue, another one that stands for the same chain.
+        gates: by index, the junctions that a call waits for directly; None: not looked up.
+        found: by index, calls that were put there before: name, state, and the answer that there is.
+        handing: by index, calls that are being put there.
+    """
+
+    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience")
+
+    def __init__(
+        self, *, every: bool = False, claims: Mapping[int, Filed] | None = None, patience: float = 0.0
+    ) -> None:
+        self.every = every
+        self.claims = claims or {}
+        self.patience = patience
+        self.handles: dict[int, str] = {}
+        self.behind: dict[int, set[int]] = {}
+        self.heads: dict[int, int] = {}
+        self.gates: dict[int, list[int]] | None = None
+        self.found: dict[int, tuple[Deferred, Answer | None]] = {}
+        self.handing: dict[int, Handing] = {}
+
+    def head(self, index: int) -> int:
+        """The call that stands for the chain of one in the queue."""
+        heads = self.heads
+        while (other := heads.get(index, index)) != index:
+            heads[index] = heads.get(other, other)
+            index = other
+        return index
+
+
+class Join:
+    """A call that waits for the answer of the same call, which is at work elsewhere. It holds nothing.
+
+    Attributes:
+        work, index: which call it is.
+        since: when it began to wait.
+        due: when it waits no more.
+        ready: the plan would let it start.
+        stop: ends the waiting for that.
+    """
+
+    __slots__ = ("due", "index", "ready", "since", "stop", "work")
+
+    def __init__(self, work: Work, index: int, since: float, due: float) -> None:
+        self.work = work
+        self.index = index
+        self.since = since
+        self.due = due
+        self.ready = False
+        self.stop: Callable[[], object] = _nothing
+
+
+def _nothing() -> None:
+    return
+
+
 class Job:
     """A granted call, from its start to its seal or, as an orphan, to its end.
 
@@ -247,12 +436,21 @@ class Job:
     sealed = False
     ended = False
     orphan = 0
+    after: After | None = None
     nested: dict[Work, None] | None = None
     # The task is the runner's; this room only keeps it.
     task: object = None
     ticket: Ticket | None = None
     why: Code | None = None
     reason = ""
+    # Of calls whose tool has `retry`.
+    attempt = 1
+    again: Again | None = None
+    keywords: dict[str, object] | None = None
+    note = ""
+    # While the journal is told of it: that it is to start, or what it came to.
+    intending = False
+    outcome: Result | None = None
 
     def __init__(self, work: Work, index: int, entry: Slot, tool: Tool, granted: float, due: float) -> None:
         self.work = work
@@ -261,6 +459,85 @@ class Job:
         self.tool = tool
         self.granted = granted
         self.due = due
+
+
+class Failed(NamedTuple):
+    """What an attempt came to that has no ordinary answer."""
+
+    outcome: Outcome
+    code: Code
+    message: str
+    applied: Applied
+    error: BaseException | None
+    retry_after: float | None
+
+    def __repr__(self) -> str:
+        return f"Failed({self.outcome!r}, {self.code!r}, applied={self.applied!r})"
+
+
+class Again:
+    """A call that is tried again: what its attempts have come to so far.
+
+    Attributes:
+        work, index: whose it is.
+        attempts: so many were started.
+        failed: what the last of them came to.
+        job: the last of them.
+        applied: whether the effect took place in one of them.
+        waited, ran: seconds in the queue and at work, all of them together.
+        waited_for: what blocked them, first to last.
+        stretches: for each of them when it was handed in, started and ended; of the last one perhaps no start.
+        due: the instant of the next attempt while the call rests.
+        resting: it waits for that instant, and holds nothing.
+    """
+
+    __slots__ = (
+        "applied",
+        "attempts",
+        "due",
+        "failed",
+        "index",
+        "job",
+        "ran",
+        "resting",
+        "stretches",
+        "waited",
+        "waited_for",
+        "work",
+    )
+
+    failed: Failed
+    job: Job
+    due: float
+
+    def __init__(self, work: Work, index: int) -> None:
+        self.work = work
+        self.index = index
+        self.attempts = 0
+        self.applied: Applied = "no"
+        self.waited = self.ran = 0.0
+        self.waited_for: tuple[str, ...] = ()
+        self.stretches: list[tuple[float, float | None, float]] = []
+        self.resting = False
+
+    def __lt__(self, other: Again) -> bool:
+        """Who is due first is tried first; it does not matter who of two that are due at once."""
+        return self.due < other.due
+
+    def add(self, job: Job, waited: float, ran: float, now: float) -> None:
+        """One more attempt has ended."""
+        entry = job.entry
+        self.job = job
+        job.keywords = None
+        self.attempts = job.attempt
+        self.waited += waited
+        self.ran += ran
+        self.waited_for = tuple(dict.fromkeys((*self.waited_for, *entry.blocked_by)))
+        self.stretches.append((now - ran - waited, now - ran, now))
+
+    def forget(self) -> None:
+        """The call is sealed: what was raised, and the frames that hang on it, need not be kept."""
+        del self.job, self.failed
 
 
 CALLER: Final[contextvars.ContextVar[Job | None]] = contextvars.ContextVar("towerman_caller", default=None)
@@ -276,6 +553,7 @@ class RunState:
         flow: its calls in the gate.
         limit: the instant of its deadline, or infinity.
         may_call: is a tool allowed? None: all are.
+        approver: asks a person; None: nobody is there.
         closed: why nothing new is taken, or None.
         batches: how many came.
         works: its batches that are not done.
@@ -289,6 +567,7 @@ class RunState:
     """
 
     __slots__ = (
+        "approver",
         "accounts",
         "bases",
         "batches",
@@ -322,6 +601,7 @@ class RunState:
         limit: float,
         fail_fast: bool = False,
         may_call: Callable[[str], bool] | None = None,
+        approver: Approver | None = None,
         own_window: bool = False,
         budget: Budget | None = None,
     ) -> None:
@@ -338,6 +618,7 @@ class RunState:
         self.limit = limit
         self.fail_fast = fail_fast
         self.may_call = may_call
+        self.approver = approver
         self.closed: str | None = None
         self.gone = False
         self.batches = 0
@@ -363,29 +644,50 @@ class Work:
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
         groups: by index, the calls that one run may answer together; None where there are none.
+        gated: by index, the approvals of calls that need one, and the records of those that came back pending; None
+            where there are none.
+        asking: by index, the tasks of approvers that are asked now.
+        resumed: of a batch that is gone on with, by index what was written down of calls that were open then.
+        key: of the digests in what was written down then.
+        decided: of a batch that is gone on with, what was decided meanwhile and is not told yet.
+        closed: by name, what became of approvals of this batch that are not open any more.
+        again: by index, the calls that are tried more than once; None where there are none.
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
+        filed: by index, what the journal knows calls by; None where there is no journal.
+        joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
+        deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
         parent: the call that waits for it; None for a batch that no call has made.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
+        tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
 
     __slots__ = (
+        "again",
+        "asking",
         "batch",
         "calls",
+        "closed",
         "closing",
         "context",
+        "decided",
+        "deferral",
         "ended",
         "error",
+        "filed",
+        "gated",
         "exhausted",
         "generation",
         "given_up",
         "groups",
         "jobs",
+        "joins",
+        "key",
         "keywords",
         "left",
         "notice",
@@ -395,11 +697,13 @@ class Work:
         "plan",
         "reasons",
         "results",
+        "resumed",
         "run",
         "sealed_at",
         "shares",
         "shell",
         "started_at",
+        "tokens",
         "tools",
         "waited_for",
         "waiters",
@@ -427,8 +731,18 @@ class Work:
         self.plan = NO_PLAN
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
+        self.gated: dict[int, Approval] | None = None
+        self.asking: dict[int, object] | None = None
+        self.resumed: Mapping[int, Open] | None = None
+        self.key = b""
+        self.decided: list[tuple[int, Approval, str]] = []
+        self.closed: dict[str, ApprovalState] = {}
+        self.again: dict[int, Again] | None = None
         self.reasons: dict[int, str] = {}
         self.ended: dict[int, float] = {}
+        self.filed: dict[int, Filed] | None = None
+        self.joins: dict[int, Join] | None = None
+        self.deferral: Deferral | None = None
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
@@ -436,12 +750,27 @@ class Work:
         self.parent: Job | None = None
         self.shares: Shares | None = None
         self.exhausted = False
+        self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
+
+    def count_tokens(self) -> list[int]:
+        """The tokens of its contents, counted once; of a batch that is done."""
+        found = self.tokens
+        if found is None:
+            counter = self.shell.core.counter
+            found = self.tokens = [0 if one is None else counter(one.content) for one in self.results]
+        return found
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""
         return (self, index)
+
+    def place(self, index: int, result: Result) -> None:
+        """Before anything starts: a call has its result already."""
+        self.results[index] = result
+        self.sealed_at[index] = self.started_at
+        self.left -= 1
 
 
 class BatchResult(Sequence[Result]):
@@ -481,53 +810,213 @@ class BatchResult(Sequence[Result]):
         """Every call answered."""
         return all(result.ok for result in self._results)
 
-    def messages(self, format: str | None = None) -> list[dict[str, object]]:
+    @property
+    def end_turn(self) -> bool:
+        """A limit refused a call whose tool says `on_refusal="end_turn"`: the host is to end the turn here.
+
+        Refused means not started, for a reason about which the model can do nothing for now: a busy limit, a full
+        queue, a wait or a run that is over, a rate, an open circuit, a circle of waits. Mistakes of the model, missing
+        permission, and calls that were cancelled or whose handler failed are told to the model as ever.
+        """
+        from towerman.sealing import ENDS_TURN
+
+        tools = self._work.tools
+        for result in self._results:
+            if not result.started and result.code in ENDS_TURN:
+                tool = tools[result.index]
+                if tool is not None and tool.policy.on_refusal == "end_turn":
+                    return True
+        return False
+
+    @property
+    def pending(self) -> tuple[ApprovalRequest, ...]:
+        """The calls that wait for a person's decision, in emitted order, each with a copy of its arguments.
+
+        Calls that stand behind these are not among them, unless they need an approval of their own: that may be decided
+        at the same time.
+        """
+        from copy import deepcopy
+
+        from towerman.approvals import ApprovalRequest
+
+        work, now = self._work, self._work.shell.core.now()
+        found = []
+        for index, approval in self._open():
+            if approval.open and not approval.hidden:
+                found.append(
+                    ApprovalRequest(
+                        approval.approval_id,
+                        str(work.calls[index].tool),
+                        work.run.run_id,
+                        work.calls[index].id,
+                        approval.digest,
+                        max(0.0, approval.expires - now),
+                        deepcopy(dict(approval.snapshot or {})),
+                    )
+                )
+        return tuple(found)
+
+    def _open(self) -> list[tuple[int, Approval]]:
+        """The calls that came back pending, and their records."""
+        gated = self._work.gated or {}
+        return [
+            (result.index, gated[result.index])
+            for result in self._results
+            if result.outcome == "pending" and result.index in gated
+        ]
+
+    def state(self) -> str:
+        """The batch as a text that `Run.resume` goes on with, here or in another process: JSON, with a version.
+
+        It holds the calls, the results that are there, and what waits for a person: arguments and contents, so keep it
+        where these may be kept. With a `secret` it is signed, and a changed one is refused; without one, whoever can
+        change it can say that something was approved.
+
+        Raises:
+            InputError: a call that waits was handed in with arguments that JSON has no form for.
+        """
+        from dataclasses import replace
+
+        from towerman.adapters import plain_call, plain_message
+        from towerman.approvals import Open, Suspended, binding, shape, write_state
+        from towerman.records import keyed, new_secret
+
+        work, core = self._work, self._work.shell.core
+        secret = core.secret
+        salt = new_secret() if secret is None else b""
+        key = salt or keyed(secret or b"", "arguments of a batch state")
+        now, wall = core.now(), core.wall()
+        opened: dict[int, Open] = {}
+        for index, approval in self._open():
+            tool, call = work.tools[index], work.calls[index]
+            asks = approval.needed and tool is not None
+            opened[index] = Open(
+                approval.approval_id,
+                approval.needed,
+                approval.state if approval.state == "approved" else "pending",
+                binding(key, call.tool, call.arguments, approval.snapshot or {}) if asks else "",
+                shape(tool.checker.schema) if asks and tool is not None else "",
+                wall + approval.expires - now,
+                approval.hidden,
+                approval.edited,
+            )
+        calls = tuple(
+            call if index in opened else plain_call(call) for index, call in enumerate(work.calls)
+        )  # what has its result is not run again, so its arguments may be told more plainly
+        batch = replace(self._batch, calls=calls, message=plain_message(self._batch.message))
+        results = tuple(None if result.index in opened else result for result in self._results)
+        number, run = work.number, work.run
+        suspended = Suspended(
+            batch, run.run_id, run.tenant, number, self.notice, salt.hex(), results, opened, self._closed_by_now()
+        )
+        return write_state(suspended, secret)
+
+    def _closed_by_now(self) -> dict[str, ApprovalState]:
+        """What became of the approvals of this batch that are not open any more."""
+        gated = self._work.gated or {}
+        closed = dict(self._work.closed)
+        for result in self._results:
+            approval = gated.get(result.index)
+            if approval is not None and approval.needed and result.outcome != "pending":
+                closed[approval.approval_id] = approval.state
+        return closed
+
+    def _answers(self, pending: Literal["raise", "refuse"]) -> tuple[Result, ...]:
+        """The results as they may go to the provider.
+
+        Raises:
+            PolicyError: some are pending, and it was not said what to do about that.
+        """
+        given: object = pending
+        if given not in ("raise", "refuse"):
+            raise PolicyError(f"pending: 'raise' or 'refuse'; got {shown(given)}")
+        # What is deferred has a handle: the model is told that, and need not wait for it.
+        waiting = [result for result in self._results if result.outcome == "pending" and result.handle is None]
+        if not waiting:
+            return self._results
+        if pending == "raise":
+            named = ", ".join(f"{result.index} ({result.tool}: {result.code})" for result in waiting[:5])
+            more = f" and {len(waiting) - 5} more" if len(waiting) > 5 else ""
+            raise PolicyError(
+                f"pending: calls wait for a person's approval: {named}{more}; go on with run.resume(batch.state(), "
+                "decisions), or say pending='refuse', which answers them approval_missing for good"
+            )
+        from towerman import sealing
+
+        answers = {}
+        for result in waiting:
+            call = self._work.calls[result.index]
+            answers[result.index] = sealing.refused(
+                result.index, call, "approval_missing", sealing.UNAPPROVED, "rejected", 0.0, result.waited_for
+            )
+        with self._work.shell.core.lock:
+            for index, approval in self._open():
+                if not approval.used:  # the model is told that it has not run, so in this process it never will
+                    approval.settle(answers[index])
+        return tuple(answers.get(result.index, result) for result in self._results)
+
+    def messages(
+        self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise"
+    ) -> list[dict[str, object]]:
         """The results as the provider takes them, without the assistant message.
 
         Args:
             format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+            pending: what to do where calls wait for a person: "raise", or "refuse", which answers them
+                `approval_missing`: they do not run any more, in this process, whatever is decided later.
 
         Returns:
             One message a call for OpenAI, one message for all of them for Anthropic, one record a call for "towerman".
 
         Raises:
-            PolicyError: no such format.
+            PolicyError: no such format; or calls wait for a person, and `pending` is "raise".
         """
         from towerman import adapters
 
-        return adapters.encode(self._batch, self._results, format)
+        return adapters.encode(self._batch, self._answers(pending), format)
 
-    def turn(self, format: str | None = None) -> list[dict[str, object]]:
+    def turn(self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise") -> list[dict[str, object]]:
         """The assistant message and its results, ready to be appended to the conversation.
 
         Ids agree between the two even where the provider's were missing or repeated.
 
         Args:
             format: "openai", "anthropic" or "towerman"; None: the form that the batch came in.
+            pending: as in `messages`.
 
         Returns:
             Messages as plain data. No calls: what the assistant message alone comes to.
 
         Raises:
-            PolicyError: no such format.
+            PolicyError: no such format; or calls wait for a person, and `pending` is "raise".
         """
         from towerman import adapters
 
-        return adapters.turn(self._batch, self._results, format)
+        return adapters.turn(self._batch, self._answers(pending), format)
 
     def spans(self) -> list[Span]:
-        """What each call did when, in seconds since the batch came in."""
+        """What each call did when, in seconds since the batch came in, and about how many tokens its result takes."""
         work = self._work
+        tokens = work.count_tokens()
         spans = []
         for result in self._results:
             sealed = work.sealed_at[result.index] - work.started_at
             source = result.shared_with
-            started = sealed - result.ran if result.started and source is None else None
+            ran = result.started and source is None and not result.replayed
+            started = sealed - result.ran if ran else None
             queued = (
                 (started if started is not None else sealed) - result.waited
                 if started is not None or result.waited
                 else None
             )
+            attempts: tuple[tuple[float, float | None, float], ...] = ()
+            if work.again is not None and result.index in work.again:
+                began = work.started_at
+                attempts = tuple(
+                    (came - began, start - began if start is not None else None, end - began)
+                    for came, start, end in work.again[result.index].stretches
+                )
+                queued, started = attempts[0][:2]
             ended = work.ended.get(result.index if source is None else source)
             spans.append(
                 Span(
@@ -542,6 +1031,8 @@ class BatchResult(Sequence[Result]):
                     waited_for=result.waited_for,
                     still_running=result.still_running and ended is None,
                     shared_with=source,
+                    tokens=tokens[result.index],
+                    attempts=attempts,
                 )
             )
         return spans

@@ -15,9 +15,9 @@ worked out at registration. Nothing learned from the file system is kept: links 
 Not here: the order of conflicting calls (plan), who holds what (ledger), tools that declare nothing (runner).
 """
 
-from towerman.access.declarations import bind
+from towerman.access.declarations import bound
 from towerman.access.keys import MAX_ACCESSES, MAX_DEPTH, MAX_SEGMENT, AccessRefused, canonical_key
-from towerman.access.locks import conflict, flat_holds
+from towerman.access.locks import conflict, flat_holds, within
 from towerman.access.rules import AccessRule
 
 __all__ = [
@@ -26,8 +26,9 @@ __all__ = [
     "MAX_SEGMENT",
     "AccessRefused",
     "AccessRule",
-    "bind",
+    "bound",
     "canonical_key",
     "conflict",
     "flat_holds",
+    "within",
 ]

@@ -318,10 +318,20 @@ def _quick(form: str, names: Sequence[str], write: bool, subtree: bool, label: s
     return one if len(names) == 1 else several
 
 
-def bind(function: Callable[..., object], names: frozenset[str] | None, where: str) -> Callable[[Arguments], object]:
-    """How to call a declared callable: by the names that it takes, or with all arguments as one mapping."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise PolicyError(f"{where} is async; what it says has to be known at once: use a plain function")
+def bound(function: Callable[..., object], names: frozenset[str] | None, where: str) -> Callable[[Arguments], object]:
+    """How to call a declared callable: by the names that it takes, or with all arguments as one mapping.
+
+    Args:
+        function: as it was declared.
+        names: the tool's parameters, or None when they are not known.
+        where: begins the messages.
+
+    Raises:
+        PolicyError: it is async, or wants a name that the tool does not have.
+    """
+    called = type(function).__call__
+    if any(inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one) for one in (function, called)):
+        raise PolicyError(f"{where} is async; its answer has to be there at once: use a plain function")
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -346,7 +356,7 @@ def _compile_callable(function: Callable[..., object], write: bool, names: froze
     inner = getattr(function, "func", function)  # a functools.partial has no name of its own
     label = f"callable {str(getattr(inner, '__name__', type(inner).__name__))[:64]}"
     shown = f"{'writes' if write else 'reads'} {label}"
-    call = bind(function, names, f"tool {tool!r}: {shown}")
+    call = bound(function, names, f"tool {tool!r}: {shown}")
 
     def refused(reason: str) -> AccessRefused:
         return AccessRefused(f"{shown}: {reason}", "policy_error")

@@ -102,6 +102,22 @@ def _covers(upper: Access, lower: Access) -> bool:
     return upper.key == lower.key or (upper.subtree and upper.key in keys_above(lower.key))
 
 
+def within(inner: Sequence[Access], outer: Sequence[Access]) -> bool:
+    """Whether all that some accesses touch is touched by others too, and written only where these write.
+
+    Args:
+        inner: those that are looked at.
+        outer: those that may not be exceeded.
+    """
+    return all(
+        any(
+            _covers(whole, one) and (whole.subtree or not one.subtree) and (whole.write or not one.write)
+            for whole in outer
+        )
+        for one in inner
+    )
+
+
 def conflict(a: Access, b: Access) -> str | None:
     """Why these two may not run at the same time, told with templates only; None when they may.
 

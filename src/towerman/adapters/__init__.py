@@ -20,10 +20,20 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from towerman.adapters import reading
-from towerman.calls import Batch, Result
+from towerman.calls import Batch, Call, Result
 from towerman.errors import InputError, PolicyError
 
-__all__ = ["FORMATS", "decode", "detect", "encode", "provider_options", "schemas", "turn"]
+__all__ = [
+    "FORMATS",
+    "decode",
+    "detect",
+    "encode",
+    "plain_call",
+    "plain_message",
+    "provider_options",
+    "schemas",
+    "turn",
+]
 
 FORMATS: Final[tuple[str, ...]] = ("openai", "anthropic", "towerman")
 """The names of the formats."""
@@ -142,6 +152,24 @@ def turn(batch: Batch, results: Sequence[Result], format: str | None = None) -> 
         PolicyError: an unknown format.
     """
     return _adapter(batch.format if format is None else format).turn(batch, results)
+
+
+def plain_call(call: Call) -> Call:
+    """A call whose arguments are plain JSON data or text; what JSON has no form for is written as in a result."""
+    from dataclasses import replace
+
+    from towerman.adapters.writing import plain_object
+
+    if isinstance(call.arguments, str):
+        return call
+    return replace(call, arguments=plain_object(call.arguments))
+
+
+def plain_message(message: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """The assistant message as plain JSON data."""
+    from towerman.adapters.writing import plain_object
+
+    return None if message is None else plain_object(message)
 
 
 def schemas(tools: Sequence[tuple[str, str, Mapping[str, object]]], format: str) -> Messages:

@@ -13,21 +13,26 @@ House rules. `encode` raises nothing but EncodingError. Its message names types 
 the handler's own dicts are values too, so a place in a dict is told as `<key 2>`. Equal input gives equal bytes: sets
 are ordered by their encoded text. A handler's objects are told apart by their type, never by what they claim to be.
 
-Not here: paging and spilling (they need a store), content blocks of a protocol, the wording of failures.
+Not here: pages of what does not fit (pages), keeping it (store), content blocks of a protocol, the wording of failures.
 """
 
-from towerman.bounds.cutting import fit_batch
-from towerman.bounds.encoding import EMPTY, MIN_BYTES, Encoded, Encoder, EncodingError, encode, recut
+from towerman.bounds.cutting import NO_HINT, Hint, fit_batch, share_room
+from towerman.bounds.encoding import EMPTY, MIN_BYTES, Encoded, Encoder, EncodingError, Keep, Large, encode, recut
 from towerman.bounds.reading import MAX_DEPTH
 
 __all__ = [
     "EMPTY",
     "MAX_DEPTH",
     "MIN_BYTES",
+    "NO_HINT",
     "Encoded",
     "Encoder",
     "EncodingError",
+    "Hint",
+    "Keep",
+    "Large",
     "encode",
     "fit_batch",
     "recut",
+    "share_room",
 ]

@@ -15,9 +15,9 @@ Not here: how the tree is made (reading).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from towerman.bounds.jsontext import dumps, quoted, quoted_bytes, utf8_bytes
 from towerman.bounds.reading import Array, Lost, Object, Tree, size_of
@@ -26,7 +26,22 @@ _CUT: Final = "[cut]"
 _PART: Final = 32  # bytes that each value of an object must get, or else whole entries are dropped
 _MISSES: Final = 100  # entries that are looked at, in vain, after the first one that did not fit
 _COUNTED: Final = re.compile(r"(\d{1,15}) of (\d{1,15}) (items|keys|bytes)")
-_MARKER: Final = re.compile(r"\[\.\.\. \d{1,15} of (\d{1,15}) bytes cut \.\.\.\]")
+_MARKER: Final = re.compile(r"\[\.\.\. \d{1,15} of (\d{1,15}) bytes cut(?:; [^\[\]\n]{1,300})? \.\.\.\]")
+
+
+class Hint(NamedTuple):
+    """What a cut says besides: where the rest can be had.
+
+    Args:
+        members: members of the note of a document, each after a comma.
+        words: words of the marker of a text, after a semicolon.
+    """
+
+    members: str = ""
+    words: str = ""
+
+
+NO_HINT: Final = Hint()
 
 
 def fit_batch(lengths: Sequence[int], max_total: int) -> int | None:
@@ -49,6 +64,34 @@ def fit_batch(lengths: Sequence[int], max_total: int) -> int | None:
         left -= ordered[place]
         place += 1
     return left // (len(ordered) - place)
+
+
+def share_room(lengths: Sequence[int], first: Collection[int], max_total: int, least: int) -> list[int] | None:
+    """How many bytes each of many results may have, so that they keep to one total.
+
+    Args:
+        lengths: sizes in bytes.
+        first: places of those that come first: they share all the room but `least` bytes for each of the others.
+        max_total: the limit in bytes of all of them together.
+        least: what the others have at least, or their size if that is less.
+
+    Returns:
+        None when all fit; else a cap for each: max-min fair shares among those that come first, and of what they
+        leave among the others.
+    """
+    if sum(lengths) <= max_total:
+        return None
+    caps = list(lengths)
+    behind = [place for place in range(len(lengths)) if place not in first]
+    left = max_total - sum(min(lengths[place], least) for place in behind)
+    for places in ([place for place in range(len(lengths)) if place in first], behind):
+        cap = fit_batch([lengths[place] for place in places], left)
+        if cap is not None:
+            for place in places:
+                caps[place] = min(lengths[place], max(cap, least))
+        if places is not behind:
+            left = max_total - sum(caps[place] for place in places)
+    return caps
 
 
 class _Cutter:
@@ -213,8 +256,9 @@ def _step(name: str) -> str:
     return f".{name}" if name.isidentifier() and len(name) <= 40 else f"[{quoted(name[:40])}]"
 
 
-def _marker(cut: int, total: int) -> str:
-    return f"[... {cut} of {total} bytes cut ...]"
+def marker(cut: int, total: int, words: str = "") -> str:
+    """What stands in a text where something is missing."""
+    return f"[... {cut} of {total} bytes cut{words} ...]"
 
 
 def marked_sizes(text: str) -> list[int]:
@@ -222,19 +266,19 @@ def marked_sizes(text: str) -> list[int]:
     return [int(total) for total in _MARKER.findall(text)]
 
 
-def _shorten(text: str, total: int, room: int, cost: Callable[[str], int]) -> tuple[str, int] | None:
+def _shorten(text: str, total: int, room: int, cost: Callable[[str], int], words: str = "") -> tuple[str, int] | None:
     """Head, marker and tail of a text that costs more than `room`, and the bytes that were kept of it."""
-    room -= len(_marker(total, total))
+    room -= len(marker(total, total, words))
     if room < 0:
         return None
     tail_room = room // 5
-    head = text[: _span(text, room - tail_room, cost, False)]
-    tail = text[len(text) - _span(text, tail_room, cost, True) :]
+    head = text[: span(text, room - tail_room, cost, False)]
+    tail = text[len(text) - span(text, tail_room, cost, True) :]
     kept = utf8_bytes(head) + utf8_bytes(tail)
-    return head + _marker(total - kept, total) + tail, kept
+    return head + marker(total - kept, total, words) + tail, kept
 
 
-def _span(text: str, room: int, cost: Callable[[str], int], from_end: bool) -> int:
+def span(text: str, room: int, cost: Callable[[str], int], from_end: bool) -> int:
     """How many characters from one end cost at most `room`; looks at each of them a few times, at others not."""
     taken, step, length = 0, room, len(text)
     while (step := min(step, room, length - taken)) > 0:
@@ -248,15 +292,22 @@ def _span(text: str, room: int, cost: Callable[[str], int], from_end: bool) -> i
     return taken
 
 
-def cut_text(text: str, total: int, limit: int) -> str:
-    short = _shorten(text, total, limit, utf8_bytes)
+def cut_text(text: str, total: int, limit: int, hint: Hint = NO_HINT) -> str:
+    short = _shorten(text, total, limit, utf8_bytes, hint.words)
     return short[0] if short else _CUT
 
 
 def cut_tree(
-    tree: Tree, size: int, limit: int, original: int, at_least: bool, known: Mapping[str, str] | None, more: int = 0
+    tree: Tree,
+    size: int,
+    limit: int,
+    original: int,
+    at_least: bool,
+    known: Mapping[str, str] | None,
+    more: int = 0,
+    hint: Hint = NO_HINT,
 ) -> str:
-    opening = f'{{"truncated":{{"original_bytes":{original}' + (',"at_least":true' if at_least else "")
+    opening = noted(original, at_least, hint)
     room = limit - len(opening) - len('},"result":}')
     cutter = _Cutter(known, more)
     notes_room = min(limit // 4, 72 + limit // 64)  # one place at least, where the limit allows it
@@ -265,3 +316,8 @@ def cut_tree(
         return opening + "}}"
     cutter.carry(part[0], "")
     return f'{opening}{cutter.told(room - part[1])}}},"result":{dumps(part[0])}}}'
+
+
+def noted(original: int, at_least: bool, hint: Hint = NO_HINT) -> str:
+    """The beginning of what stands around a document that was cut."""
+    return f'{{"truncated":{{"original_bytes":{original}' + (',"at_least":true' if at_least else "") + hint.members

@@ -151,16 +151,24 @@ class Refused(Exception):
 
 
 class Reader:
-    """Reads one value into a tree. Keeps of a list no more than `limit` bytes, and counts the rest."""
+    """Reads one value into a tree. Keeps of a list no more than `limit` bytes, and counts the rest.
 
-    __slots__ = ("cycles", "endless", "enough", "limit", "lossy", "open", "seen", "work")
+    Args:
+        limit: what will be shown.
+        keep: bytes of the whole that are wanted all the same: where it is larger, it need not be complete.
+        patient: nobody stands still for it: what is wanted is read to its end, also where that takes long.
+    """
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    __slots__ = ("cycles", "endless", "enough", "kept", "limit", "lossy", "open", "seen", "used_up", "work")
+
+    def __init__(self, limit: int, keep: int = 0, *, patient: bool = False) -> None:
+        self.kept = max(limit, keep)
+        self.limit = self.kept if patient else limit
         self.work = MAX_WORK
         self.enough = MAX_WORK - MAX_MEASURED
         self.lossy = False
         self.endless = False
+        self.used_up = False
         self.cycles = 0
         self.open: set[int] = set()
         self.seen: dict[tuple[int, int], tuple[object, Tree, int]] = {}
@@ -292,6 +300,7 @@ class Reader:
         if hasattr(kind, "item") and hasattr(kind, "dtype"):
             return self._again(call_method(value, "item"), kind, depth)
         if hasattr(kind, "__next__"):
+            self.used_up = True
             return self._array(cast("Iterator[object]", value), depth, _CONVERTED)
         raise Refused(f"is {named_kind(kind)}, which has no JSON form: return plain data, or give the tool encode=")
 
@@ -319,7 +328,7 @@ class Reader:
                 more = not total
                 break
             self.work -= cost * len(chunk)
-            room = size <= self.limit
+            room = size <= self.kept
             measured = self._measured(chunk, depth)
             if measured >= 0:
                 size += measured - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from towerman.check.findings import Declared
 from towerman.check.parts import Answer, BudgetInForce, LimitInForce, Verdict, counted, listed
+from towerman.policy import shown
 
 _COUNTS = {
     "process": "all runs of this process together; another process counts for itself",
@@ -137,11 +138,13 @@ def _apart(declared: Declared) -> _Said:
     spent = [f"{name} {budget}" for name, budget in tower.budgets.items()]
     amounts = f"budgets: {'; '.join(spent)}" if spent else "no budget is declared, and a run may bring one"
     told = f"No concurrency limit here stands for a rate or a budget; {starts}; {amounts}; {cap}"
+    again = [f"{tool.name} {shown(tool.retry.max_attempts)}" for tool in declared.tools if tool.retry is not None]
+    tried = f" Attempts: {listed(again)}." if again else ""
     if unsaid:
-        return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}."
+        return question, "partly", f"{told}. Whether a repeat does harm is not said of {listed(unsaid)}.{tried}"
     if not writes:
-        return question, "yes", f"{told}. No tool has an effect."
-    return question, "yes", f"{told}. Each tool with an effect says whether a repeat does harm."
+        return question, "yes", f"{told}. No tool has an effect.{tried}"
+    return question, "yes", f"{told}. Each tool with an effect says whether a repeat does harm.{tried}"
 
 
 def _tested(declared: Declared) -> _Said:

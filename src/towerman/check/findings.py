@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from towerman.check.parts import SEVERITIES, Finding, listed
-from towerman.policy import UNITS, Pool, TowerPolicy
+from towerman.policy import UNITS, Pool, TowerPolicy, shown
 from towerman.tools import Tool
 
 _SIMILAR: Final = 0.85
@@ -142,6 +142,47 @@ def _identity(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _approvals(declared: Declared) -> Iterator[Finding]:
+    asking = [tool for tool in declared.tools if tool.requires_approval is not False]
+    if asking:
+        some = [f"{tool.name}{'' if tool.requires_approval is True else ' (some calls)'}" for tool in asking]
+        yield Finding(
+            "note",
+            "needs_approval",
+            f"tool {asking[0].name}" if len(asking) == 1 else f"tools {listed([tool.name for tool in asking])}",
+            f"Calls of {listed(some)} wait for a person: without an approver they come back pending, and so do those "
+            "that are ordered after them.",
+            "tower.run(approver=...), or state() and resume() in the host",
+        )
+        if declared.tower.secret is None:
+            yield Finding(
+                "note",
+                "approval_without_secret",
+                "tower",
+                "It has no secret, so a batch that waits for approval is written down unsigned: whoever can change the "
+                "text can approve.",
+                "secret='${TOWERMAN_SECRET}' or the like, where states leave the process",
+            )
+    for tool in declared.tools:
+        where = f"tool {tool.name}"
+        if tool.still_valid is not None and tool.requires_approval is False:
+            yield Finding(
+                "note",
+                "still_valid_without_effect",
+                where,
+                "still_valid is asked of approved calls only, and its calls need no approval.",
+                "requires_approval=True, or leave still_valid out",
+            )
+        if tool.requires_approval is not False and tool.policy.merge is not None:
+            yield Finding(
+                "note",
+                "merging_without_effect",
+                where,
+                "A call that needs approval is never merged: what is approved are its own arguments.",
+                "leave merge out, or requires_approval= a function that lets most calls through",
+            )
+
+
 def _sharing(declared: Declared) -> Iterator[Finding]:
     alone = declared.tower.max_calls_per_batch == 1 and declared.tower.on_excess == "tell"
     for tool in declared.tools:
@@ -196,6 +237,42 @@ def _queues(declared: Declared) -> Iterator[Finding]:
                 f"tool {tool.name}",
                 f"Calls may queue for its own limit without a bound: {bound}.",
                 "max_queued=... on the tool, or when_busy='reject'",
+            )
+
+
+def _deferring(declared: Declared) -> Iterator[Finding]:
+    most = declared.tower.max_queued
+    for tool in declared.tools:
+        policy, where = tool.policy, f"tool {tool.name}"
+        if not tool.defer:
+            continue
+        if policy.max_queued is None:
+            yield Finding(
+                "note",
+                "deferred_without_queue_bound",
+                where,
+                f"Its deferred calls fill the durable queue without a bound of their own: only the tower's of {most} "
+                "counts, which all tools share.",
+                "max_queued=... on the tool",
+            )
+        if not policy.pools and policy.max_concurrency is None and policy.rate is None:
+            yield Finding(
+                "note",
+                "deferring_without_limit",
+                where,
+                "when_busy='defer', and it has no limit of its own: it is busy only when what it touches is in use, or "
+                f"when the whole process runs {declared.tower.max_concurrency} calls.",
+                "pools=, max_concurrency= or rate= for what is behind it, or when_busy='wait'",
+            )
+        if not tool.effect_free and policy.idempotent is not True:
+            yield Finding(
+                "note",
+                "deferred_write_may_need_a_person",
+                where,
+                "A worker that dies while it runs leaves it unknown: it is not run again, and what comes behind it "
+                "waits, until somebody says what came of it.",
+                "idempotent=True if a repeat does no harm (pass Context.idempotency_key on); else look at towerman "
+                "journal unknown",
             )
 
 
@@ -277,6 +354,32 @@ def _threads(declared: Declared) -> Iterator[Finding]:
                 "It is a plain function with run_in='loop': while it works, no other call of that loop goes on, and "
                 "nothing is timed out or cancelled.",
                 "leave run_in= out, so that it runs on a thread, or make it async",
+            )
+
+
+def _retries(declared: Declared) -> Iterator[Finding]:
+    for tool in declared.tools:
+        retry = tool.retry
+        if retry is None:
+            continue
+        if tool.in_thread and tool.address is None and issubclass(TimeoutError, retry.retry_on):
+            yield Finding(
+                "note",
+                "timeout_not_retried",
+                f"tool {tool.name}",
+                "It runs on a thread, which cannot be stopped: a call of it that runs out of time goes on after its "
+                "result, so it is not tried again. What it raises itself is.",
+                "a timeout inside the handler, or run_in='process' where it computes",
+            )
+        most = declared.deadline
+        if most is not None and tool.timeout <= most < tool.timeout * retry.max_attempts:
+            yield Finding(
+                "note",
+                "attempts_above_deadline",
+                f"tool {tool.name}",
+                f"It may be tried {shown(retry.max_attempts)} times for {tool.timeout:g} s each, and a run lasts "
+                f"{most:g} s: there may be no time for the last attempts.",
+                "a shorter timeout=, or fewer attempts",
             )
 
 
@@ -402,4 +505,19 @@ def _budgets(declared: Declared) -> Iterator[Finding]:
         )
 
 
-_LOOKS: Final = (_tower, _access, _identity, _sharing, _threads, _pools, _queues, _times, _families, _broad, _budgets)
+_LOOKS: Final = (
+    _tower,
+    _access,
+    _identity,
+    _approvals,
+    _sharing,
+    _threads,
+    _pools,
+    _queues,
+    _deferring,
+    _times,
+    _retries,
+    _families,
+    _broad,
+    _budgets,
+)

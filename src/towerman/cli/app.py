@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from towerman.cli.journal import journal_app
+from towerman.cli.queue import add_commands
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
@@ -43,6 +45,9 @@ app = typer.Typer(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(journal_app)
+add_commands(app)
 
 _EXIT_CODES = (
     "Exit code 0: all is well. 1: it ran and something was not ok. "
@@ -416,6 +421,8 @@ def _span_as_dict(span: Span) -> dict[str, object]:
         "ended": span.ended,
         "waited_for": list(span.waited_for),
         "still_running": span.still_running,
+        "tokens": span.tokens,
+        "attempts": [list(attempt) for attempt in span.attempts],
     }
 
 

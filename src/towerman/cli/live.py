@@ -78,6 +78,9 @@ class Board:
                 line.blocker = printable((event.waiting_for or "").removeprefix("resource "))
             elif event.kind == "started":
                 line.state, line.since, line.blocker = "running", event.time, ""
+            elif event.kind == "retrying":
+                line.state, line.since = "waiting", event.time
+                line.blocker = printable(f"its next attempt, after {event.code}")
             elif event.kind in ("finished", "rejected"):
                 line.state, line.since, line.blocker = "done", event.time, ""
                 line.ending = printable(event.code or event.outcome or "")

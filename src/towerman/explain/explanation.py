@@ -70,6 +70,7 @@ class Explanation:
                     "permits": dict(call.permits),
                     "shared_with": call.shared_with,
                     "merged": call.merged,
+                    "approval": call.approval,
                 }
                 for call in self.calls
             ],

@@ -56,6 +56,7 @@ class PlannedCall:
             the run of another call answers it.
         shared_with: index of the call whose run would answer it too, or None. It stands in the group of that call.
         merged: its arguments would go into that run; else that call is identical to it.
+        approval: it waits for a person's approval first; groups and edges take it as given.
     """
 
     index: int
@@ -65,6 +66,7 @@ class PlannedCall:
     permits: Mapping[str, int]
     shared_with: int | None = None
     merged: bool = False
+    approval: bool = False
 
     @property
     def told(self) -> str:
@@ -139,6 +141,7 @@ class Seen:
         refusal: why it is refused, as code and message.
         likeness: what is equal for calls that one run could answer; holds argument values.
         merged: such a run would be of all their arguments.
+        approval: it needs a person's approval.
         asks: what it would take of budgets; None where there are none, or it is refused.
     """
 
@@ -149,6 +152,7 @@ class Seen:
     refusal: tuple[Code, str] | None = None
     likeness: Hashable | None = None
     merged: bool = False
+    approval: bool = False
     asks: Asks | None = None
 
     def __repr__(self) -> str:

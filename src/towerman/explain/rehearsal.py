@@ -68,6 +68,7 @@ def explain(
             {} if index in shared else _permits(one.wants),
             shared.get(index),
             index in shared and one.merged,
+            one.approval,
         )
         for index, one in enumerate(calls)
         if index in group_of and one.wants is not None

@@ -40,7 +40,8 @@ def tell(
         lines += ["", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}"]
         for index in group:
             call = by_index[index]
-            told = printable(", ".join((*call.touches, *pools(call)))) or INDEPENDENT
+            asks = ("needs approval",) if call.approval else ()
+            told = printable(", ".join((*call.touches, *pools(call), *asks))) or INDEPENDENT
             lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}")
             if call.told:
                 lines.append(f"  {'':{width}}    {call.told}")

@@ -380,6 +380,9 @@ def _event(line: bytes) -> Event:
         scopes=scopes,
         reason=_text(record, "reason"),
         shared_with=_whole(record, "shared_with"),
+        approval=_text(record, "approval"),
+        decision=_text(record, "decision"),
+        tokens=_whole(record, "tokens"),
     )
 
 

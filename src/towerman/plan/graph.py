@@ -29,6 +29,7 @@ _LOOKED_THROUGH: Final = 1_000  # nodes that one question for blockers passes th
 _SEALED: Final = 1
 _ENDED: Final = 2
 _FAILED: Final = 4
+_HELD: Final = 8
 
 
 class Plan:
@@ -69,6 +70,7 @@ class Plan:
         "_needs_left",
         "_order",
         "_paths",
+        "_places",
         "_started",
         "_successors",
         "edge_count",
@@ -138,6 +140,7 @@ class Plan:
         self._paths: list[float] | None = None
         self._successors: list[int] = []
         self._before: list[list[int]] | None = None
+        self._places: list[int] | None = None
 
     def start(self) -> Sequence[int]:
         """The calls that are ready at once, in the order of `key`; without an edge a `range`.
@@ -212,6 +215,40 @@ class Plan:
         self._pass_on([index], ready)
         return self._ranked(ready)
 
+    def hold(self, index: int) -> list[int]:
+        """A call that is ready does not go on, and has not ended either: whoever waits for it, directly or not, is held
+        with it, and none of them is told as ready any more.
+
+        Args:
+            index: the call.
+
+        Returns:
+            Those who are held because of it and were not before, by index.
+        """
+        if self.trivial:
+            return []
+        flags, after_left = self._flags, self._after_left
+        flags[index] |= _HELD
+        held: list[int] = []
+        stack, seen = [index], {index}
+        while stack:
+            node = stack.pop()
+            nexts = [*(self._after[node] or ())]
+            if node < self.size:
+                nexts += self._dependents[node] or ()
+            for other in nexts:
+                if other in seen or flags[other] & _HELD:
+                    continue
+                seen.add(other)
+                if not flags[other]:
+                    flags[other] |= _HELD
+                    held.append(other)
+                elif not (flags[other] & _ENDED and after_left[other]):
+                    continue  # sealed, and whoever is behind it does not wait for what is held
+                stack.append(other)
+        held.sort()
+        return held
+
     def key(self, index: int) -> tuple[float, int, int]:
         """The sort key of the order of starting (rule S6): smaller goes first.
 
@@ -249,6 +286,27 @@ class Plan:
         if self._after_left[index]:
             found += [("after", other) for other in self._unended(index, limit - len(found))]
         return found
+
+    def nexts(self, node: int) -> Iterator[int]:
+        """The nodes that wait for a node directly; those from `size` on are junctions."""
+        if not self.trivial:
+            if node < self.size:
+                yield from self._dependents[node] or ()
+            yield from self._after[node] or ()
+
+    def place(self, index: int) -> int:
+        """The place of a call in the plan's order: behind all that it needs, else as emitted."""
+        if self.trivial or isinstance(self._order, range):
+            return index
+        if self._places is None:
+            self._places = [0] * self.size
+            for place, one in enumerate(self._order):
+                self._places[one] = place
+        return self._places[index]
+
+    def needed(self, index: int) -> Sequence[int]:
+        """The calls whose results a call needs."""
+        return () if self.trivial else self._needs[index]
 
     def edges(self) -> Iterator[tuple[int, int, EdgeKind]]:
         """All edges between calls as (earlier, later, kind), by the earlier one; for explanation.

@@ -25,10 +25,14 @@ from towerman.calls import Applied, Outcome
 from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
 from towerman.runner import intake
-from towerman.runner.offering import Offering, belongs, count_orphan
+from towerman.runner.offering import belongs, count_orphan
+from towerman.runner.oversized import Oversized
 from towerman.runner.sealer import exit_in, ran_for
 from towerman.sealing import REASON_CHARACTERS
 from towerman.work import NOT_STARTED, Job, Owner, Slot, Work
+
+LIMITED: Final = (RateLimited, ExceptionGroup)
+"""What may say that a service refuses further calls."""
 
 USUAL_PAUSE: Final = 1.0
 """Seconds for which a tool pauses whose service asked for it and did not say how long."""
@@ -40,16 +44,24 @@ NESTED_GRACE: Final = 0.8
 """The part of its caller's time for cleaning up that a nested call has."""
 
 
-class Ending(Offering):
+class Ending(Oversized):
     """The ends of one loop's calls."""
-
-    def _end_nested(self, job: Job) -> None:
-        """A call has ended: so do the calls that it has made."""
-        raise NotImplementedError  # pragma: no cover - the shell's
 
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
         raise NotImplementedError  # pragma: no cover - the shell's
+
+    def _defer(self, work: Work, index: int, entry: Slot, waited: float, waited_for: tuple[str, ...]) -> bool:
+        """A call for which there is no room now: does it go into the durable queue?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _hand_down(self, work: Work, sealed: Iterable[int]) -> None:
+        """Calls are sealed: what comes behind those in the durable queue knows that."""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _is_handed(self, work: Work, index: int, reason: str | None = None) -> bool:
+        """Is a call being put into the durable queue, and can that not be called off any more?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
 
     # ================================================================ ends
 
@@ -58,6 +70,22 @@ class Ending(Offering):
     ) -> None:
         """The work of a call has ended, one way or another; on the loop, once."""
         try:
+            if job.after is not None and job.ended:
+                self._form_too_late(job, encoded)
+                return
+            if error is None and not job.sealed and job.why is None:
+                if encoded is None:
+                    tool = job.tool
+                    usual = self._kept_for is self.core.policy and not tool.reads_results
+                    try:
+                        keep = self._at_once if usual else self._kept(tool, patient=False)
+                        encoded = sealing.encoded(tool, value, keep)
+                    except BaseException as wrong:  # of the tool's own encoder: as if its handler had raised it
+                        value, error = None, wrong
+                if encoded is not None and (type(encoded) is not Encoded or encoded.cut):
+                    encoded = self._too_large(job, value, encoded)
+                    if encoded is None:
+                        return
             self._end(job, value, error, encoded)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job, ended=True)
@@ -78,11 +106,20 @@ class Ending(Offering):
         goes_on = False
         if job is not None:
             job.sealed = True
-            goes_on = not ended and not self._called_off(job)
+            goes_on = not ended and job.outcome is None and not self._called_off(job)
+            if job.outcome is not None and work.results[index] is None:
+                self._seal(work, index, job.outcome, core.now())
         if work.results[index] is None:
-            tool, started = work.tools[index], ended or goes_on
+            tool, started, attempts = work.tools[index], ended or goes_on, 1
+            again = work.again.get(index) if work.again is not None else None
+            if again is not None:
+                self._up(again)
+                # A fault may come between the count of an attempt and its end.
+                attempts = max(again.attempts, job.attempt if job is not None and started else 1)
+                started = True
             applied: Applied = "unknown" if started and (tool is None or not tool.effect_free) else "no"
-            result = sealing.faulty(index, work.calls[index], started, applied, still_running=goes_on)
+            call = work.calls[index]
+            result = sealing.faulty(index, call, started, applied, still_running=goes_on, attempts=attempts)
             self._seal(work, index, result, core.now())
         try:
             if goes_on:
@@ -127,21 +164,27 @@ class Ending(Offering):
             self._settle_share(job)
         if job.entry.wants.fuses:
             self._tell_fuses(job, error, now)
+        if error is not None and isinstance(error, LIMITED) and job.why is None and not job.sealed:
+            self._hear_limit(job, error)  # which may end this batch, so it comes before the seal
         if job.sealed:
             self._late(job, error, now)
             self._keep_letter(job, value, error, encoded, now)
         else:
             job.sealed = True
             del work.jobs[index]
-            if job.why is not None and (error is None or exit_in(error) is None):
-                self._seal_stopped(job, now, still_running=False)
-                self._keep_letter(job, value, error, encoded, now)
-            elif error is None:
+            if error is None and job.why is None:
+                assert encoded is not None, "it was encoded before"
                 self._seal_value(job, value, encoded, now)
             else:
-                self._seal_error(job, error, now)
+                if job.tool.retry is not None and self._try_again(job, error, now):
+                    return
+                if job.why is not None and (error is None or exit_in(error) is None):
+                    self._seal_stopped(job, now, still_running=False)
+                    self._keep_letter(job, value, error, encoded, now)
+                elif error is not None:
+                    self._seal_error(job, error, now)
         gate = core.gate
-        if work.plan.trivial:
+        if work.plan.trivial or job.outcome is not None:  # the plan is told once the outcome is written down
             with core.lock:
                 job.ended = True
                 decided = gate.finish(job.entry, now)
@@ -229,6 +272,8 @@ class Ending(Offering):
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
             if code == "budget_exhausted":
                 waited_for = tuple(dict.fromkeys((*waited_for, self._late_for(work))))
+            if entry.wants.of.defer and self._defer(work, index, entry, waited, waited_for):  # type: ignore[attr-defined]
+                return
             never = code == "concurrency_limit" and self.core.gate.ledger.hopeless(entry.wants) is not None
             left = entry.rejection.retry_after
             message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
@@ -265,6 +310,8 @@ class Ending(Offering):
         for one, culprit in skipped:
             message = sealing.unneeded(culprit, work.calls[culprit])
             self._refuse(work, one, "dependency_failed", message, "skipped", waited_for=work.waited_for.get(one, ()))
+        if work.deferral is not None:
+            self._hand_down(work, [index, *(one for one, _ in skipped)])
         return [*ready, *work.plan.end(index)]
 
     def _soon(self, work: Work, ready: Iterable[int]) -> None:
@@ -304,6 +351,8 @@ class Ending(Offering):
                     self._stop(job, "cancelled", reason)
             return
         work.closing = (code, outcome, reason)
+        if work.asking:
+            self._stop_asking(work)
         try:
             self._take_back(work, code)
         except Exception as fault:  # what is left in the gate is taken out at the end
@@ -321,22 +370,36 @@ class Ending(Offering):
         core = self.core
         turn = core.now() + intake.SLICE
         for index in range(start, len(work.calls)):
-            if work.results[index] is None and index not in work.jobs:
-                try:
-                    if work.groups is None or not self._tied(work, index):
-                        self._seal_closed(work, index)
-                except Exception as fault:
-                    self._seal_plain(work, index, fault)
+            self._seal_open(work, index)
+            if work.again is not None and work.groups is not None and index in work.again:
+                group = work.groups.get(index)
+                if group is not None and group.source == index:
+                    for one in group.inside:  # who hung on what its last attempt came to
+                        self._seal_open(work, one)
             if not index & 15 and core.now() > turn:
                 self.loop.call_soon(self._seal_rest, work, index + 1)
                 return
         self._hand_on(work)
 
+    def _seal_open(self, work: Work, index: int) -> None:
+        """Seal a call of a batch that is being ended, unless it is at work, or the run of another one answers it."""
+        if work.results[index] is None and index not in work.jobs:
+            try:
+                if work.deferral is not None and self._is_handed(work, index):
+                    return
+                if work.groups is None or not self._tied(work, index):
+                    self._seal_closed(work, index)
+            except Exception as fault:
+                self._seal_plain(work, index, fault)
+
     def _stop(self, job: Job, why: Code, reason: str) -> None:
         """Tell a granted call to stop. It is sealed at once where telling is no use, or where it never started."""
-        if job.why is not None or job.sealed:
+        if job.why is not None or job.sealed or job.outcome is not None:
             return
         try:
+            if job.after is not None:  # its handler has returned: the value is its answer, in whatever form
+                self._finished(job, job.after.value, None, self._cut_short(job))
+                return
             self._tell_to_stop(job, why, reason)
         except Exception as fault:
             self._faulty(job.work, job.index, job.entry, fault, job)
@@ -348,6 +411,7 @@ class Ending(Offering):
         job.reason = reason
         if job.ticket is not None:
             if job.ticket.take():
+                job.ticket = None  # whatever fails from here on, its thread will not come to it
                 self._give_up(job)
                 return
             if job.tool.address is None:
@@ -441,8 +505,16 @@ class Ending(Offering):
         if job is not None:
             self._stop(job, "cancelled", reason)
             return
+        if work.deferral is not None and self._is_handed(work, index, reason):
+            return
         if work.groups is not None and self._rides(work, index):
             self._get_off(work, index, reason)
+            self._settle(work, index, False)
+            return
+        if work.asking:
+            self._stop_asking(work, index)
+        if work.again is not None and index in work.again and work.again[index].resting:
+            self._refuse(work, index, "cancelled", f"Not started: {reason}.", "cancelled")
             self._settle(work, index, False)
             return
         core = self.core

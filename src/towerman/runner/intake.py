@@ -45,12 +45,38 @@ class Intake(Sealer):
         """If every call is sealed, wake whoever waits for that."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    async def _recall(self, work: Work) -> None:
+        """Ask the journal which calls were begun before, and answer those that were."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
+    def _approval_for(
+        self, work: Work, index: int, want: Want, keywords: dict[str, object]
+    ) -> tuple[Want, dict[str, object]] | None:
+        """See whether a call needs a person's approval."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
+    def _diverted(self, work: Work, index: int) -> bool:
+        """A call is ready: does it go into the durable queue, or was it put there before?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
+    def _ask_soon(self, work: Work, index: int) -> None:
+        """A call that needs approval is ready: ask for it."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
+    def _seal_decided(self, work: Work) -> None:
+        """Seal what was denied before."""
+        raise NotImplementedError  # pragma: no cover - asking's
+
     async def _spare(self, work: Work, needs: Sequence[Sequence[int]] | None) -> None:
         """Refuse what repeats itself, and what no budget has enough for."""
         raise NotImplementedError  # pragma: no cover - that of spending
 
     async def _alike(self, work: Work) -> list[Hashable | None] | None:
         """For each call what is equal for calls that one run could answer."""
+        raise NotImplementedError  # pragma: no cover - sharing's
+
+    def _answer(self, work: Work, ready: Iterable[int]) -> list[int]:
+        """Answer what needs no run of its own; returns the rest."""
         raise NotImplementedError  # pragma: no cover - sharing's
 
     def _gather_groups(self, work: Work) -> None:
@@ -82,9 +108,12 @@ class Intake(Sealer):
             work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
+        asks = core.any_gated or work.resumed is not None
         for index in range(size):
-            if index < most:
-                want = self._check(work, index)
+            if work.results[index] is not None:  # from before, or cancelled meanwhile
+                work.tools[index] = core.tool_of(calls[index])
+            elif index < most or work.resumed is not None:
+                want = self._check(work, index, asks)
                 if want is not None and want.holds:
                     any_holds = True
             else:
@@ -95,23 +124,32 @@ class Intake(Sealer):
                 turn = core.now() + SLICE
                 if work.closing is not None:
                     return
-        if core.sparing:
-            await self._spare(work, needs)
-            if work.closing is not None:
-                return
         alike = None
         if core.any_joined:
             alike = await self._alike(work)
             if work.closing is not None:
                 return
+        if core.journal is not None:
+            await self._recall(work)
+            if work.closing is not None:
+                return
+        if core.sparing:  # what the journal has answered costs nothing
+            await self._spare(work, needs)
+            if work.closing is not None:
+                return
+            if alike is not None:
+                gone = (result is not None and not result.ok for result in work.results)
+                alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
         if needs is not None or any_holds or alike is not None:
             holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
             if work.plan.groups:
                 self._gather_groups(work)
-            if not work.plan.trivial:
-                self._start_plan(work)
-                return
+        if work.resumed is not None:
+            self._seal_decided(work)
+        if not work.plan.trivial:
+            self._start_plan(work)
+            return
         await self._start_all(work)
 
     async def _start_all(self, work: Work) -> None:
@@ -124,8 +162,21 @@ class Intake(Sealer):
                 turn = core.now() + SLICE
                 if work.closing is not None:
                     return
-            self._offer_row(work, range(first, min(first + 128, size)))
+            self._offer_slice(work, first, min(first + 128, size))
         self._hand_on(work)
+
+    def _offer_slice(self, work: Work, first: int, stop: int) -> None:
+        """Offer calls in a row; those among them that wait for a person are asked for."""
+        if work.gated is not None:
+            for index in range(first, stop):
+                if index in work.gated and not work.gated[index].cleared:
+                    if first < index:
+                        self._offer_row(work, range(first, index))
+                    if work.deferral is None or not self._diverted(work, index):
+                        self._ask_soon(work, index)
+                    first = index + 1
+        if first < stop:
+            self._offer_row(work, range(first, stop))
 
     def _start_plan(self, work: Work) -> None:
         """Edges: refused calls settle first, then what is ready is offered in the plan's order."""
@@ -141,12 +192,16 @@ class Intake(Sealer):
                     self._tell(work, index, "waiting", waiting_for=waits[0])
         for index, result in enumerate(work.results):
             if result is not None:
-                self._settle_in_plan(work, index, False)
-        self._offer_ready(work, plan.start())
+                self._settle_in_plan(work, index, result.ok)
+        ready: Iterable[int] = plan.start()
+        if work.groups is not None:  # what the journal has answered may answer others
+            ready = self._answer(work, ready)
+        if work.closing is None:
+            self._offer_ready(work, ready)
         self._hand_on(work)
 
-    def _check(self, work: Work, index: int) -> Want | None:
-        """What one call wants, or None when it was refused and sealed."""
+    def _check(self, work: Work, index: int, asks: bool) -> Want | None:
+        """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
         found = self.core.check(work.run, work.batch, index)
         if isinstance(found, Refusal):
             work.tools[index] = found.tool
@@ -154,8 +209,15 @@ class Intake(Sealer):
             return None
         want, keywords = found
         work.tools[index] = want.of
+        if asks:
+            cleared = self._approval_for(work, index, want, keywords)
+            if cleared is None:
+                return None
+            want, keywords = cleared
         if work.parent is not None:
             want = self.core.nested_want(want, work.parent)
+        if work.deferral is not None and index in work.deferral.claims:
+            want = want.patient(min(work.deferral.patience, want.max_wait))
         work.keywords[index] = keywords
         work.wants[index] = want
         return want

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
+from towerman import sealing
 from towerman.core import Core
 from towerman.gate import GRANTED, NEVER, Entry, Offer
 from towerman.runner.sharing import Sharing
 from towerman.threads import Port
-from towerman.work import Job, Owner, Slot, Work
+from towerman.work import NOT_STARTED, Again, Handing, Job, Join, Owner, Slot, Work
 
 LOOK_SECONDS: Final = 1.0
 """How often a loop on which calls wait looks whether another loop of the tower was closed over what it held."""
@@ -46,6 +47,9 @@ class Offering(Sharing):
         self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
+        self._resting: list[Again] = []  # a heap: calls that wait to be tried again
+        self._joins: dict[Join, None] = {}
+        self._handings: dict[Handing, None] = {}
         self._todo: deque[Slot] = deque()
         self._inbox: deque[Slot] = deque()
         self._draining = False
@@ -84,11 +88,19 @@ class Offering(Sharing):
     def _ready(self, work: Work, ready: Iterable[int]) -> list[Offer[Owner]]:
         """The offers of calls that are ready."""
         now = self.core.now()
+        gated = work.gated
         offers: list[Offer[Owner]] = []
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
-                offers.append((want, (work, index), now))
+                if work.deferral is not None and self._diverted(work, index):
+                    continue
+                if gated is not None and index in gated and not gated[index].cleared:
+                    self._ask_soon(work, index)
+                else:
+                    offers.append((want, (work, index), now))
+            elif work.joins and index in work.joins:
+                work.joins[index].ready = True
         return offers
 
     def _offer_ready(self, work: Work, ready: Iterable[int]) -> None:
@@ -114,6 +126,13 @@ class Offering(Sharing):
 
     def _offer_row(self, work: Work, calls: range) -> None:
         core = self.core
+        if work.joins:
+            for index in work.joins.keys() & calls:
+                work.joins[index].ready = True
+        if work.deferral is not None:
+            for index in calls:
+                if work.wants[index] is not None and work.results[index] is None:
+                    self._diverted(work, index)
         with core.lock:
             decided = gather(core) if core.strays else []
             if work.generation != core.generation:
@@ -216,6 +235,7 @@ class Offering(Sharing):
         for work in list(self.works):
             self._stray(work)
         self.works.clear()
+        self._resting.clear()
         self.port.lose()
         self._pass_on()
 
@@ -269,6 +289,12 @@ def gather(core: Core) -> list[Slot]:
                     decided += gate.cancel(entry, now)
             # A thread goes on, and hands back what it held when it ends.
             jobs = [job for job in lost.jobs.values() if job.ticket is None or job.ticket.take()]
+            if lost.asking:
+                core.asking -= len(lost.asking)
+                lost.asking.clear()
+            for again in lost.again.values() if lost.again is not None else ():
+                core.backing_off -= again.resting
+                again.resting = False
             if lost.shares is not None:
                 lost.shares.forsake()
             run.works.pop(lost, None)
@@ -281,11 +307,32 @@ def gather(core: Core) -> list[Slot]:
         else:
             jobs = [lost]
         for job in jobs:
+            abandon(core, job)
             if job.entry.status == GRANTED:
                 count_orphan(core, job, 0)
                 job.sealed = job.ended = True
                 decided += gate.finish(job.entry, now)
     return decided
+
+
+def abandon(core: Core, job: Job) -> None:
+    """Nobody will hear how a call ends: tell the journal that its effect is unknown, or that it never began."""
+    if job.work.filed is None or core.journal is None:
+        return
+    if job.intending:
+        for one in job.work.filed.values():  # its own, and those of calls that were merged into its run
+            if one.token and not one.begun:
+                core.journal.withdraw(one.token)
+    filed = job.work.filed.get(job.index)
+    if filed is None or not filed.begun or filed.told:
+        return
+    filed.told = True
+    if job.started == NOT_STARTED:
+        core.journal.withdraw(filed.token)
+    else:
+        core.journal.finish(filed.token, sealing.abandoned())
+    if filed.key is not None:
+        core.flights.pop(filed.key, None)
 
 
 def count_orphan(core: Core, job: Job, goes_on: int) -> None:

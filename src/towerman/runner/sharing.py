@@ -49,6 +49,10 @@ class Sharing(Spending):
         """Tell the plan that a call is sealed and ended; returns what is ready now."""
         raise NotImplementedError  # pragma: no cover - the runner's
 
+    def _held(self, work: Work, index: int) -> bool:
+        """Does an open call come behind one in the durable queue?"""
+        raise NotImplementedError  # pragma: no cover - of what is deferred
+
     def _seal_rest(self, work: Work, start: int) -> None:
         """Seal what never started of a batch that is being ended."""
         raise NotImplementedError  # pragma: no cover - the runner's
@@ -66,7 +70,7 @@ class Sharing(Spending):
         turn = core.now() + intake.SLICE
         for index, call in enumerate(work.calls):
             want, keywords = work.wants[index], work.keywords[index]
-            if want is not None and keywords is not None:
+            if want is not None and keywords is not None and not _alone(work, index, want):
                 alike[index] = want.likeness(call, keywords)
             if core.now() > turn:
                 await asyncio.sleep(0)
@@ -95,9 +99,13 @@ class Sharing(Spending):
         group, want = work.groups.get(index), work.wants[index]
         if group is None or not group.merged or want is None:
             return keywords
+        if work.again is not None and index in work.again:  # it was joined for its first attempt
+            return keywords
         tool = want.of
         group.source, group.inside, group.note = -1, frozenset(), ""
         others = [one for one in _open(work, group) if one != index]
+        if work.deferral is not None:
+            others = [one for one in others if not self._held(work, one)]
         if not others:
             return keywords
         try:
@@ -133,7 +141,7 @@ class Sharing(Spending):
         merge = tool.policy.merge
         assert merge is not None, "a group of calls that are merged"
         try:
-            given = [_copy_of(work.keywords[index] or {}) for index in indexes]
+            given = [copy_of(work.keywords[index] or {}) for index in indexes]
         except Exception:
             raise _Unmerged("the arguments of its calls cannot be copied") from None
         made: object = merge(given)
@@ -158,6 +166,8 @@ class Sharing(Spending):
         assert work.groups is not None
         group = work.groups.get(index)
         if group is None or group.source < 0 or work.results[index] is not None:
+            return None
+        if work.deferral is not None and self._held(work, index):
             return None
         if group.merged:
             if index not in group.inside:
@@ -280,6 +290,12 @@ class Sharing(Spending):
         self._seal(work, index, result, self.core.now())
 
 
+def _alone(work: Work, index: int, want: Want) -> bool:
+    """What a person approves, or has changed, is this call's arguments: they go into no run of others."""
+    approval = work.gated.get(index) if work.gated is not None else None
+    return approval is not None and approval.needed and (approval.changed or want.of.policy.merge is not None)
+
+
 def _open(work: Work, group: Group) -> list[int]:
     """The first of its members that have no result yet."""
     members, results = group.members, work.results
@@ -292,6 +308,6 @@ class _Unmerged(Exception):
     """Why a merge function is of no use; the text names no argument."""
 
 
-def _copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
+def copy_of(keywords: Mapping[str, object]) -> dict[str, object]:
     """A copy in which a function may do what it likes."""
     return {name: value if type(value) in _FROZEN else deepcopy(value) for name, value in keywords.items()}

@@ -21,14 +21,14 @@ from collections.abc import Callable
 from typing import Final, cast
 
 from towerman import sealing
-from towerman.bounds import Encoded, EncodingError
+from towerman.bounds import Encoded, EncodingError, Large
 from towerman.budgets import Lack
 from towerman.calls import Batch
 from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.ending import Ending
+from towerman.runner.deferring import Deferring
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -57,7 +57,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Ending):
+class Shell(Deferring):
     """The runner of one event loop."""
 
     def __init__(
@@ -125,6 +125,8 @@ class Shell(Ending):
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
+            if core.policy.count_tokens is not None:
+                self._count_large(work)
         if work.error is not None and (interrupted is None or not isinstance(work.error, Exception)):
             raise work.error
         if interrupted is not None:
@@ -184,7 +186,7 @@ class Shell(Ending):
     def _start(self, entry: Slot) -> None:
         """Start the handler of a granted call."""
         work, index = entry.owner
-        keywords = work.keywords[index]
+        keywords = own = work.keywords[index]
         if work.shares is not None and keywords is not None and work.closing is None:
             lack = self._pay(work, index)
             if lack is not None:
@@ -197,6 +199,8 @@ class Shell(Ending):
             self._give_back(entry)
             self._seal_closed(work, index)
             return
+        if work.gated is not None and not self._cleared(work, index, keywords, entry):
+            return
         core = self.core
         now = core.now()
         tool: Tool = entry.wants.of  # type: ignore[attr-defined]  # every ask of a runner is a Want
@@ -207,24 +211,37 @@ class Shell(Ending):
         job = work.jobs[index] = Job(work, index, entry, tool, now, due)
         if due < self._timer_at:
             self._arm(due)
+        if tool.retry is not None:
+            keywords = self._attempt(job, keywords)
         if core.emit is not None:
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
-            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
+        if work.filed is not None and not tool.effect_free and self._intend(job, keywords, own or keywords):
+            return
+        self._launch(job, keywords)
+
+    def _launch(self, job: Job, keywords: dict[str, object]) -> None:
+        """Nothing stands between a granted call and its first line any more."""
+        work, index, tool = job.work, job.index, job.tool
         if tool.context_parameter is not None:
-            keywords[tool.context_parameter] = Context(job, work.calls[index], work.run)
+            context: Context[object] = Context(job, work.calls[index], work.run)
+            keywords[tool.context_parameter] = context
+            if context.idempotency_key is None and not tool.effect_free:
+                context.idempotency_key = self._effect_key(work, index, tool)
         if tool.in_thread:
             self._start_thread(job, keywords)
         elif not tool.own_task and self._free_worker is work and self._next is None:
             self._next = job, keywords
         else:
             body = self._in_task(job, keywords)
-            context = work.context.copy()
+            variables = work.context.copy()
             if self.loop.get_task_factory() is None:
-                job.task = asyncio.Task(body, loop=self.loop, context=context)
+                job.task = asyncio.Task(body, loop=self.loop, context=variables)
             else:
                 try:
                     # Not by context=, which older factories do not take.
-                    task = context.run(self.loop.create_task, body)
+                    task = variables.run(self.loop.create_task, body)
                     job.task = task
                     if job.why is not None and not job.sealed:  # an eager first step had itself told to stop
                         task.cancel()
@@ -254,7 +271,8 @@ class Shell(Ending):
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:
-            self._tell(work, job.index, "started", waited=job.granted - job.entry.since)
+            attempt = job.attempt if job.attempt > 1 else None
+            self._tell(work, job.index, "started", waited=job.granted - job.entry.since, attempt=attempt)
 
     def _mark_begun(self, job: Job, now: float) -> None:
         """A call that counts in rates begins; whoever waits for that may be due earlier."""
@@ -321,7 +339,8 @@ class Shell(Ending):
             value = tool.handler(**keywords)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
-        return value, sealing.encoded(tool, value)
+        encoded = sealing.encoded(tool, value, self._kept(tool, patient=True))
+        return value, self._bounded(job, encoded) if type(encoded) is Large else encoded
 
     def _thread_done(self, job: Job, value: object, error: BaseException | None) -> None:
         """On the loop: a worker thread has ended its call."""
@@ -356,6 +375,8 @@ class Shell(Ending):
                 decided = core.gate.tick(now)
                 notes = self._notes()
             self._take(decided, notes)
+        if self._resting:
+            self._wake(now)
         following = NEVER
         for job in [job for work in self.works for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
@@ -365,13 +386,19 @@ class Shell(Ending):
                     self._faulty(job.work, job.index, job.entry, fault, job)
             if not job.sealed and job.due < following:
                 following = job.due
-        following = min(following, self._due())
+        following = min(following, self._due(), self._next_due(), self._look_at_approvals(now))
+        if self._joins:
+            following = min(following, self._look_at_joins(now))
+        if self._handings:
+            following = min(following, self._look_at_handings(now))
         if following < self._timer_at:
             self._arm(following)
 
     def _look_at(self, job: Job, now: float) -> None:
         """Is a granted call due, or over without having been able to tell?"""
-        if job.task is not None and cast("asyncio.Task[None]", job.task).done():
+        if job.intending or job.outcome is not None:
+            self._look_at_filing(job, now)
+        elif job.task is not None and cast("asyncio.Task[None]", job.task).done():
             # Somebody else ended the task before its first step, so its body could not tell.
             self._never_started(job, "cancelled", "Not started: its task was cancelled by somebody else.", "cancelled")
         elif job.due <= now:
@@ -394,6 +421,8 @@ class Shell(Ending):
             waiting = core.gate.anybody
             notes = self._notes()
         self._take(decided, notes)
+        if not self.works:
+            self._resting.clear()
         if self._timer is not None and not self.works and not waiting:
             self._timer.cancel()
             self._timer = None

@@ -54,8 +54,8 @@ class Spending(Intake):
     async def _refuse_repeats(self, work: Work) -> None:
         """Count the turns in which a call comes; what a handler makes is no turn."""
         core, run = self.core, work.run
-        if work.parent is not None:
-            return
+        if work.parent is not None or (work.deferral is not None and work.deferral.claims):
+            return  # what a worker runs was counted when it came in
         marks: list[tuple[int, bytes, bool, int]] = []
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
@@ -89,7 +89,7 @@ class Spending(Intake):
             chain = core.chain(work.run, work.parent.work.shares if work.parent is not None else None)
         if not chain:
             return
-        shares = Shares(core.book, chain, len(work.calls))
+        shares = Shares(core.purse, chain, len(work.calls))
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
             keywords = work.keywords[index]
@@ -109,7 +109,7 @@ class Spending(Intake):
                 shares.asks[index] = None
         work.shares = shares
         with core.lock:
-            core.book.at(micros(core.now()))
+            core.purse.at(micros(core.now()))
             short = shares.reserve(needs)
             alone = [index for index in short if shares.alone(index)]
             some = len(short) < sum(asks is not None for asks in shares.asks)
@@ -132,7 +132,7 @@ class Spending(Intake):
         work.exhausted = stop
         last, lack = next(reversed(short.items()))
         runs = work.shares.open if work.shares is not None else 0
-        told = sealing.cut_short(lack, runs, len(work.calls), core.book.renews(lack))
+        told = sealing.cut_short(lack, runs, len(work.calls), core.purse.renews(lack))
         work.notice = told if work.notice is None else f"{work.notice} {told}"
         turn = core.now() + intake.SLICE
         for index, lack in short.items():
@@ -154,7 +154,7 @@ class Spending(Intake):
         waited_for: tuple[str, ...] = (),
     ) -> None:
         """Seal a call for which there is not enough."""
-        left = self.core.book.renews(lack)
+        left = self.core.purse.renews(lack)
         message = message or sealing.too_little(lack, left)
         blockers = (*waited_for, sealing.budget_of(lack))
         self._refuse(work, index, "budget_exhausted", message, waited=waited, waited_for=blockers, retry_after=left)
@@ -172,7 +172,7 @@ class Spending(Intake):
         core, shares = self.core, work.shares
         assert shares is not None
         with core.lock:
-            core.book.at(micros(core.now()))
+            core.purse.at(micros(core.now()))
             lack = shares.begin(index)
             if lack is not None and core.policy.mode == "observe":
                 shares.refund(index)
@@ -203,7 +203,7 @@ class Spending(Intake):
         if state == RESERVED:
             rode = result.shared_with is not None and work.groups is not None and work.groups[index].merged
             with core.lock:
-                core.book.at(micros(core.now()))
+                core.purse.at(micros(core.now()))
                 if rode:
                     shares.spend(index)
                     shares.settle(index)
@@ -227,7 +227,7 @@ class Spending(Intake):
         if shares is None:
             return True
         with core.lock:
-            core.book.at(micros(core.now()))
+            core.purse.at(micros(core.now()))
             lack = shares.again(index)
         if lack is None:
             return True
@@ -237,6 +237,18 @@ class Spending(Intake):
         self._refuse_lack(work, index, lack)
         return False
 
+    def _reserve_anew(self, work: Work, index: int) -> bool:
+        """The same for a call that asked nothing until now, or whose arguments are others by now."""
+        tool, keywords = work.tools[index], work.keywords[index]
+        if work.shares is None or tool is None or keywords is None:
+            return True
+        try:
+            work.shares.asks[index] = self.core.asks(tool, keywords)
+        except AccessRefused as untold:
+            self._refuse(work, index, untold.code, str(untold))
+            return False
+        return self._reserve_again(work, index)
+
     def _sum_up(self, work: Work) -> None:
         """A batch is sealed: is a budget used up, so that no further call of its run would start?"""
         core = self.core
@@ -245,9 +257,9 @@ class Spending(Intake):
                 work.shares.forsake()  # nothing, but for a fault of ours
             if core.policy.mode == "observe":
                 return
-            core.book.at(micros(core.now()))
+            core.purse.at(micros(core.now()))
             chain = work.run.accounts if work.shares is None else work.shares.chain
-            us = core.book.roll(chain)
+            us = core.purse.roll(chain)
             work.exhausted = work.exhausted or any(
                 account.used_up(us) is not None for account in chain if account.scope != "batch"
             )

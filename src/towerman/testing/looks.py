@@ -27,9 +27,15 @@ def assert_whole(tower: Tower) -> None:
     """
     tower.validate()
     seen = tower.statistics()
-    left = {"running": seen.running, "waiting": seen.waiting, "behind": seen.behind, "orphans": seen.orphans}
+    left = {
+        "running": seen.running,
+        "waiting": seen.waiting,
+        "behind": seen.behind,
+        "orphans": seen.orphans,
+        "backing off": seen.backing_off,
+    }
     assert not any(left.values()), f"{tower!r} is still at work: {left}"
-    assert tower._core.book.live == {}, "budgets have something set aside for calls that are gone"
+    assert tower._core.purse.live == {}, "budgets have something set aside for calls that are gone"
     for name, pool in seen.pools.items():
         assert (pool.held, pool.queued, pool.orphaned) == (0, 0, 0), f"pool {name} is not whole: {pool}"
     gate = tower._core.gate

@@ -449,6 +449,50 @@ class CountedWorkers(Workers[Job]):
             super().submit(port, job, ticket, context, function)
 
 
+class CountedFuture(Future[object]):
+    """What a journal answers: a virtual loop on which it was asked for waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        loop = asyncio._get_running_loop()
+        self._loop = loop if isinstance(loop, VirtualLoop) else None
+        if self._loop is not None:
+            self._loop.outside += 1
+
+    def _tell(self) -> None:
+        # Behind all that is called when it is done: what follows is on the loop before time may go on.
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.back()
+
+    def set_result(self, result: object) -> None:
+        """As usual."""
+        super().set_result(result)
+        self._tell()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """As usual."""
+        super().set_exception(exception)
+        self._tell()
+
+    def cancel(self) -> bool:
+        """As usual."""
+        cancelled = super().cancel()
+        if cancelled:
+            self._tell()
+        return cancelled
+
+
+def count_journal(tower: Core) -> None:
+    """Let virtual loops wait for the journal of a tower, which answers from a thread of its own.
+
+    Args:
+        tower: its core.
+    """
+    if tower.journal is not None:
+        tower.journal._writer.futures = CountedFuture
+
+
 class VirtualDoor(SyncDoor):
     """`execute_sync` on virtual time: from a sync handler on the loop of its call, else on a loop made for it.
 

@@ -24,6 +24,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from random import Random
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -31,11 +32,21 @@ from towerman.clock import VirtualClock
 from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.gate import Gate
+from towerman.journal import Journal
 from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import flag, seconds, shown
 from towerman.testing.looks import assert_whole
-from towerman.testing.loops import CountedWorkers, Latch, Stuck, VirtualDoor, VirtualLoop, VirtualShells, running
+from towerman.testing.loops import (
+    CountedWorkers,
+    Latch,
+    Stuck,
+    VirtualDoor,
+    VirtualLoop,
+    VirtualShells,
+    count_journal,
+    running,
+)
 from towerman.tools import Tool
 from towerman.tower import Tower
 from towerman.trace import Observer
@@ -423,6 +434,7 @@ class Rehearsal:
         old = tower._core
         core = tower._core = Core(tower.options, Gate(Ledger()), self._clock)
         core.emit = old.emit
+        core.random = Random(0).random  # the same pauses in every rehearsal
         compiled = tower._compiled
         vars(tower).update(
             _declared=dict(tower._declared),
@@ -443,6 +455,9 @@ class Rehearsal:
         if watched is not None and tower._tally is not None:  # what is rehearsed is in no report of the tower's own
             tower.remove_observer(cast("Observer", watched))
             tower.add_observer(tower._tally)
+        if tower._journal is not None:  # what is rehearsed has not happened: a journal of its own, which is forgotten
+            core.journal = tower._journal = Journal(":memory:")
+            count_journal(core)
         core.workers = CountedWorkers("towerman-rehearsal")
         tower._door = VirtualDoor(core, self.run)
         tower._made = VirtualShells(core)
@@ -461,6 +476,8 @@ class Rehearsal:
             tower.flush()
             tower._courier.close()
             tower._core.workers.close()
+            if tower._core.journal is not None:
+                tower._core.journal.close()
             vars(tower).clear()
             vars(tower).update(before)
 

@@ -6,8 +6,10 @@ Four files, each standing on those before it: `statistics` is numbers at one ins
 
 from towerman.tower.run import Run
 from towerman.tower.statistics import (
+    ApprovalStatistics,
     BreakerStatistics,
     BudgetStatistics,
+    JournalStatistics,
     PoolStatistics,
     RateStatistics,
     Statistics,
@@ -15,8 +17,10 @@ from towerman.tower.statistics import (
 from towerman.tower.tower import Tower
 
 __all__ = [
+    "ApprovalStatistics",
     "BreakerStatistics",
     "BudgetStatistics",
+    "JournalStatistics",
     "PoolStatistics",
     "RateStatistics",
     "Run",

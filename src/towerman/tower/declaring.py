@@ -26,9 +26,12 @@ from towerman.policy import (
     Breaker,
     Declared,
     Merge,
+    OnDuplicate,
+    OnRefusal,
     Pool,
     Preset,
     Rate,
+    Retry,
     RunIn,
     TowerPolicy,
     WhenBusy,
@@ -38,7 +41,7 @@ from towerman.policy import (
     seconds,
     shown,
 )
-from towerman.tools import Tool, compile_tool, name_of_tool
+from towerman.tools import READS_RESULTS, Tool, compile_tool, name_of_tool
 from towerman.work import Context, RunState
 
 if TYPE_CHECKING:
@@ -145,6 +148,7 @@ class Declaring:
         only_call: bool | None = None,
         read_only: bool | None = None,
         idempotent: bool | None = None,
+        retry: int | Retry | None = None,
         pools: str | Sequence[str] | Mapping[str, int] | None = None,
         weight: int | None = None,
         max_concurrency: int | None = None,
@@ -156,14 +160,19 @@ class Declaring:
         max_wait: float | None = None,
         max_queued: int | None = None,
         when_busy: WhenBusy | None = None,
+        on_refusal: OnRefusal | None = None,
         preset: Preset | None = None,
         max_result_bytes: int | None = None,
         encode: Callable[..., object] | None = None,
         summarize: Callable[..., object] | None = None,
+        protect: bool | None = None,
         share_identical: bool | None = None,
         merge: Merge | None = None,
         run_in: RunIn | None = None,
         own_task: bool | None = None,
+        on_duplicate: OnDuplicate | None = None,
+        requires_approval: bool | Callable[..., bool] | None = None,
+        still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
     def tool(self, *functions: Callable[..., object], **options: object) -> object:
         """Declare a tool: bare (`@tower.tool`) or called with options. The function itself stays as it is: calling it
@@ -183,6 +192,8 @@ class Declaring:
             only_call: may not share a batch with other calls.
             read_only: no side effect; default: True for a tool that only reads.
             idempotent: repeating it is harmless.
+            retry: attempts in all, or a `Retry`: a call that fails for a reason that may pass is tried again, admitted
+                anew each time. Only with `read_only` or `idempotent`; each attempt gets the same idempotency key.
             pools: named pools it takes permits of: names, or name to permits.
             weight: permits of the process-wide limit.
             max_concurrency: a limit of this tool's own.
@@ -197,11 +208,17 @@ class Declaring:
             timeout: seconds one call may run.
             max_wait: seconds one call may wait.
             max_queued: calls of this tool that may wait.
-            when_busy: "wait" or "reject".
-            preset: "read" or "background": a waiting policy in one word; options beside it win.
+            when_busy: "wait", "reject" or "defer" (into the journal's queue).
+            on_refusal: what the host does about a call of this tool that a limit refused: "tell" the model, as with any
+                result, or "end_turn": `BatchResult.end_turn` is set.
+            preset: "read", "write" or "background": a waiting policy in one word; options beside it win.
             max_result_bytes: bound of its results.
             encode: takes the handler's value, gives text or a value that is encoded in its place.
-            summarize: takes an oversized value, gives a shorter one.
+            summarize: takes an oversized value, gives a shorter one, which the model is told in its place. Called on a
+                worker thread once the handler has returned, for at most 10 seconds of the call's time; it may be a
+                coroutine function, which runs on a loop of its own there. Where it fails or takes longer, the value is
+                cut.
+            protect: its results are trimmed last where the results of a batch are too large together.
             share_identical: identical calls of one batch, with no conflicting call between them, run once; each gets a
                 result of its own with a copy of the value (None where it cannot be copied). A failure is not shared:
                 the next one runs.
@@ -212,6 +229,13 @@ class Declaring:
             run_in: "loop", "thread" or "process" (for functions that compute: a spawned process, killed when the call
                 is given up); default: loop for coroutine functions, thread for others.
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
+            on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
+                its answer, "conflict" is refused; default: the tower's.
+            requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
+                whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
+            still_valid: a plain function of the arguments, asked when an approved call is about to start, after every
+                wait: is what was approved still right? False refuses the call, `approval_expired`. Called on the event
+                loop: it should be quick.
 
         Raises:
             PolicyError: naming the tool, the option and the fix; also for a name that is taken.
@@ -260,6 +284,11 @@ class Declaring:
         known: Tool | None = None,
     ) -> Tool:
         merged, origins = laid_out(name, options, layers.config.tools, layers.rules)
+        if getattr(function, READS_RESULTS, False) is True:
+            from towerman.tower.reader import OPTIONS
+
+            touches = any(merged.get(key) is not None for key in ("reads", "writes", "sequential", "independent"))
+            merged = {**({"read_only": True} if touches else OPTIONS), **merged}
         tower = layers.options
         try:
             return compile_tool(name, function, merged, tower, Context, tower.pools, known)

@@ -8,18 +8,27 @@ Not here: making one and its options (tower), running a batch (runner).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from towerman.calls import Batch, Call
-from towerman.errors import PolicyError
-from towerman.policy import OnResult, whole
+from towerman.errors import InputError, PolicyError
+from towerman.policy import OnResult, check_deferring, whole
 from towerman.tools import is_coroutine_function
-from towerman.work import BatchResult, RunState, Work
+from towerman.work import BatchResult, Deferral, RunState, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approved, Decision, Denied
     from towerman.core import Core
     from towerman.runner import Shells, SyncDoor
+
+    Decisions = Mapping[str, Approved | Denied | None]
+
+
+MOST_ID: Final = 256
+"""Longest name of a batch."""
 
 
 class Host(Protocol):
@@ -78,13 +87,21 @@ class Run:
         await self.aclose()
 
     async def execute(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """Answer every call of one model response: one result a call, in emitted order, whatever happens.
 
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in
+                a run of the same id, is answered and not run again; not given: the provider's id of the response
+                counts.
             on_result: sees each result as it is sealed; its content may be cut further when the whole batch is too
                 large. If it raises, the batch is finished first and then the error is raised.
 
@@ -93,19 +110,56 @@ class Run:
 
         Raises:
             InputError: it is no batch of calls in any known form; nothing was run.
-            PolicyError: `on_result` is no plain function; nothing was run.
+            PolicyError: `on_result` is no plain function, or `batch_id` no short text; nothing was run.
             asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
                 tower's `grace`; its results are in `last_batch`.
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         if on_result is not None:
             _check_hook(on_result)
+        if batch_id is not None:
+            _check_batch_id(batch_id)
         batch = self._decode(calls, format)
+        if batch_id is not None:
+            batch = replace(batch, batch_id=batch_id)
+        return await self._answer(batch, on_result, None)
+
+    async def submit(self, calls: object, *, format: str | None = None, batch_id: str | None = None) -> BatchResult:
+        """Put every call of a batch into the journal's queue, looked over as by `execute`: a worker runs them.
+
+        What is refused is answered at once and costs its siblings nothing. The others are `pending`, with a handle:
+        `deferred`, or `held_behind` one of the same batch that comes before, and then they run in that order.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it: what was put in under it is not put in twice.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments, or `batch_id` is no short text.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        check_deferring("submit: ", self._tower._core.journal)
+        if batch_id is not None:
+            _check_batch_id(batch_id)
+        batch = replace(self._decode(calls, format), batch_id=batch_id)
+
+        def every(work: Work) -> None:
+            work.deferral = Deferral(every=True)
+
+        return await self._answer(batch, None, every)
+
+    async def _answer(
+        self, batch: Batch, on_result: OnResult | None, prepare: Callable[[Work], None] | None
+    ) -> BatchResult:
+        """Run a batch that was read; `prepare` puts in place what is known of it from before."""
         shell = self._tower._shells.here()
         work: Work | None = None
 
         def begun(one: Work) -> None:
             nonlocal work
+            if prepare is not None:
+                prepare(one)
             work = one
 
         done: BatchResult | None = None
@@ -119,8 +173,73 @@ class Run:
         assert done is not None
         return done
 
+    async def resume(
+        self, state: str | bytes | Mapping[str, object], decisions: Decisions, *, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """Go on with a batch some of whose calls waited for a person, here or in another process.
+
+        Results that were there are kept as they are and nothing of them runs again. Calls that are approved go through
+        the whole of admission again; what stood behind them follows in emitted order. Calls about which nothing is said
+        stay pending: `state` of what is returned goes on from there. A decision that was given before changes nothing;
+        one that contradicts it is ignored, counted and logged.
+
+        In one process a batch may be gone on with by several hosts, or twice: each of its calls runs once, and whoever
+        comes later gets the same results, or pending ones while they are at work. Processes know nothing of one
+        another's: see to it that one state is gone on with in one of them.
+
+        Args:
+            state: what `BatchResult.state` gave.
+            decisions: by approval id, `Approved`, `Denied`, or None for no decision yet.
+            on_result: sees each result that was not there before, as it is sealed.
+
+        Returns:
+            All results of the batch, in emitted order. Results that were there have no `value` any more.
+
+        Raises:
+            InputError: it is no such state, it was changed, its version or signature does not fit, it belongs to
+                another tenant, or a decision is for an approval that it does not have; nothing was run.
+            PolicyError: decisions are no mapping of ids to `Approved` or `Denied`; nothing was run.
+            asyncio.CancelledError: as with `execute`.
+        """
+        if on_result is not None:
+            _check_hook(on_result)
+        from towerman.approvals import read_state
+
+        shell = self._tower._shells.here()
+        suspended = read_state(state, shell.core.secret)
+        given = _checked_decisions(decisions)
+        if suspended.tenant != self._state.tenant:
+            raise InputError("state: it belongs to another tenant than this run; open the run for that tenant")
+        known = {one.approval_id for one in suspended.opened.values() if one.needed} | suspended.closed.keys()
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            raise InputError(
+                f"decisions: the batch has no approval {unknown[0][:64]!r}; known are those of its `pending`"
+            )
+        return await self._answer(suspended.batch, on_result, lambda work: shell.take_up(work, suspended, given))
+
+    def resume_sync(
+        self, state: str | bytes | Mapping[str, object], decisions: Decisions, *, on_result: OnResult | None = None
+    ) -> BatchResult:
+        """`resume` for code without an event loop, as `execute_sync` is for `execute`.
+
+        Args:
+            state: what `BatchResult.state` gave.
+            decisions: by approval id.
+            on_result: sees each result that was not there before, on the loop's thread.
+
+        Raises:
+            PolicyError: an event loop runs in this thread: await `resume` there.
+        """
+        return self._tower._sync.run("resume_sync", lambda: self.resume(state, decisions, on_result=on_result))
+
     def execute_sync(
-        self, calls: object, *, format: str | None = None, on_result: OnResult | None = None
+        self,
+        calls: object,
+        *,
+        format: str | None = None,
+        batch_id: str | None = None,
+        on_result: OnResult | None = None,
     ) -> BatchResult:
         """`execute` for code without an event loop: waits in this thread until every call has its result.
 
@@ -130,12 +249,15 @@ class Run:
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
 
         Raises:
             PolicyError: an event loop runs in this thread: await `execute` there.
         """
-        return self._tower._sync.run("execute_sync", lambda: self.execute(calls, format=format, on_result=on_result))
+        return self._tower._sync.run(
+            "execute_sync", lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -239,6 +361,37 @@ def _is_plain(call: Call) -> bool:
         and type(call.arguments) in (dict, str)
         and all(type(one) is str for one in fields)
     )
+
+
+def _check_batch_id(batch_id: object) -> None:
+    if not isinstance(batch_id, str) or not 0 < len(batch_id) <= MOST_ID:
+        raise PolicyError(f"batch_id: text of 1 to {MOST_ID} characters; got {type(batch_id).__name__}")
+
+
+def _checked_decisions(given: object) -> dict[str, Decision]:
+    """Decisions by approval id, without those that are none yet.
+
+    Raises:
+        PolicyError: they are none.
+    """
+    from towerman.approvals import Approved, Denied
+
+    if not isinstance(given, Mapping):
+        raise PolicyError(
+            f"decisions: a mapping of approval ids to Approved(...) or Denied(...); got {type(given).__name__[:80]}"
+        )
+    found: dict[str, Decision] = {}
+    for name, decision in given.items():
+        if not isinstance(name, str):
+            raise PolicyError(f"decisions: approval ids are text; got {type(name).__name__[:80]}")
+        if decision is None:
+            continue
+        if not isinstance(decision, Approved | Denied):
+            raise PolicyError(
+                f"decisions: Approved(...), Denied(...) or None for each id; got {type(decision).__name__[:80]}"
+            )
+        found[name] = decision
+    return found
 
 
 def _check_hook(hook: object) -> None:

@@ -69,6 +69,62 @@ class BreakerStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalStatistics:
+    """What came of the journal since the tower was made.
+
+    Args:
+        intents: calls that were written down before they started.
+        replayed: calls that were answered from the journal, and did not run.
+        joined: calls that waited for the same call elsewhere.
+        conflicts: calls that were refused `idempotency_conflict`.
+        unknown: calls that were answered that nobody knows whether they took effect.
+        unavailable: calls that did not start since the journal could not be used.
+        unwritten: results that were sealed before their outcomes could be written; these are tried again.
+        waiting: what is still to be written, or read.
+        commits: transactions.
+        failures: transactions that failed, of which nothing is there.
+        lost: outcomes that were given up, and answers that could not be encrypted.
+    """
+
+    intents: int
+    replayed: int
+    joined: int
+    conflicts: int
+    unknown: int
+    unavailable: int
+    unwritten: int
+    waiting: int
+    commits: int
+    failures: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalStatistics:
+    """Approvals of one tower, from its beginning to one instant.
+
+    Args:
+        asked: calls for which a person was asked.
+        approved: requests that were answered yes.
+        denied: requests that were answered no.
+        expired: requests and approvals whose time was over before their calls could start.
+        undecided: calls that came back pending: nobody was there to ask, or nobody had decided.
+        ignored: decisions that came when there was another one already, or too late.
+        failed: approvers that raised, or answered something else than a decision or None.
+        open: approvers that are at work now.
+    """
+
+    asked: int = 0
+    approved: int = 0
+    denied: int = 0
+    expired: int = 0
+    undecided: int = 0
+    ignored: int = 0
+    failed: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetStatistics:
     """One budget at one instant. Amounts are by unit.
 
@@ -111,7 +167,10 @@ class Statistics:
         rejections: sealed results by code.
         orphans: works that go on after their results were sealed.
         orphans_released: orphans whose holds were given to others (`on_orphan="release"`).
+        approvals: what people were asked, and what they said.
         shared: calls that the run of another call answered, identical to it or merged with it.
+        retries: attempts after the first, of calls that were tried again.
+        backing_off: calls that wait to be tried again, and hold nothing meanwhile.
         late_results: values that came after their results were sealed, and were dropped; see `Tower.dead_letters`.
         stalls: how often an event loop stood still, by the tool that held it up; under "" for other code.
         stalled_seconds: for how long loops stood still, all told.
@@ -119,11 +178,18 @@ class Statistics:
         promotions: waiters that were promoted for having been passed.
         late_events: events that came for calls already decided, and were ignored.
         threads: worker threads alive.
+        result_bytes: bytes of the results that batches came to, as the model is sent them.
+        result_tokens: what these take of the model's context, about.
+        results_kept: results that are kept whole in memory, since they were too large.
+        kept_bytes: bytes that these take, about.
+        results_dropped: those that went before their time, since there was no room.
+        results_unwritten: those that a folder or another store did not take.
         events_sent: events handed to observers, counted for each of them.
         events_pending: those that have not been delivered yet.
         events_dropped: events that an observer did not get: too many waited for it, or it was removed before.
         events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
         observer_failures: exceptions raised by observers.
+        journal: what came of the journal; None where there is none.
     """
 
     pools: Mapping[str, PoolStatistics]
@@ -138,7 +204,10 @@ class Statistics:
     rejections: Mapping[str, int]
     orphans: int
     orphans_released: int
+    approvals: ApprovalStatistics
     shared: int
+    retries: int
+    backing_off: int
     late_results: int
     stalls: Mapping[str, int]
     stalled_seconds: float
@@ -146,8 +215,15 @@ class Statistics:
     promotions: int
     late_events: int
     threads: int
+    result_bytes: int
+    result_tokens: int
+    results_kept: int
+    kept_bytes: int
+    results_dropped: int
+    results_unwritten: int
     events_sent: int
     events_pending: int
     events_dropped: int
     events_lost: int
     observer_failures: int
+    journal: JournalStatistics | None

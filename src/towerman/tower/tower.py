@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from fnmatch import translate
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, cast
 from weakref import WeakSet
@@ -25,14 +25,16 @@ from towerman.budgets import number
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
-from towerman.errors import PolicyError
+from towerman.errors import InputError, PolicyError
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger
 from towerman.limits import Limits
 from towerman.policy import (
+    KINDS_OF_STORAGE,
     TOWER_OPTIONS,
     Budget,
     Mode,
+    OnDuplicate,
     OnExcess,
     OnOrphan,
     OnResult,
@@ -51,14 +53,16 @@ from towerman.policy import (
     told_rate,
     whole,
 )
+from towerman.rates import MICRO, micros
 from towerman.rates import NEVER as RATE_NEVER
-from towerman.rates import micros
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run
 from towerman.tower.statistics import (
+    ApprovalStatistics,
     BreakerStatistics,
     BudgetStatistics,
+    JournalStatistics,
     PoolStatistics,
     RateStatistics,
     Statistics,
@@ -67,10 +71,13 @@ from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
 if TYPE_CHECKING:
+    from towerman.approvals import Approver
     from towerman.check import CheckReport
     from towerman.explain import Explanation
     from towerman.gate import Flow
+    from towerman.journal import Journal
     from towerman.leftovers import CloseReport, DeadLetter
+    from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
     from towerman.watched import Watched
@@ -131,21 +138,36 @@ class Tower(Declaring):
             slower.
         undeclared: what a tool that declares no access is: "ordered" (alone, beside independent calls only, and in
             emitted order within its run), "exclusive" (alone in the process), "independent".
-        when_busy: "wait" (in a bounded queue, with a deadline) or "reject" (answered at once).
+        when_busy: "wait" (in a bounded queue, with a deadline), "reject" (answered at once) or "defer" (put into the
+            journal's queue, for a worker to run; answered `pending` with a handle).
         max_wait: seconds a call may wait. Waiting for calls of its own batch does not count.
         max_queued: calls that may wait at once.
         timeout: seconds a call may run.
         grace: seconds a call that was told to stop has for cleaning up.
         on_orphan: what a call that goes on after its result was sealed does with its permits and resources: "hold"
             until its work ends, or "release" at once.
+        approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
         max_batch_bytes: bound of all contents of one batch together.
+        results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
+            folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
+            `read`.
+        result_lifetime: seconds that they are kept.
+        max_stored_bytes: bytes that all of them together may take; the oldest goes first. One that takes more than
+            half of it is not kept.
+        count_tokens: gives the tokens that a text takes, for timelines and reports; default: its bytes / 4. Called on
+            whatever thread asks, so it must be safe there; where it fails, the default counts.
         observers: callables that take an `Event`; each is served by a thread of its own.
         mode: "enforce", or "observe": pools, rates, budgets and concurrency limits hold nobody back, and `report()`
             says what they would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
         debug: print tracebacks of handlers to stderr.
         strict: refuse, when it is declared, a tool without access, limit or retry class.
+        on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
+            response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
+        journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
+            made when it is first needed. A path in a file of options is found from the folder of that file.
+        secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
 
     Raises:
         PolicyError: an option out of its range, naming it and the fix; a file that cannot be read or has a mistake.
@@ -176,12 +198,20 @@ class Tower(Declaring):
         timeout: float = 300.0,
         grace: float = 5.0,
         on_orphan: OnOrphan = "hold",
+        approval_lifetime: float = 3600.0,
         max_result_bytes: int = 32_768,
         max_batch_bytes: int = 131_072,
+        results: str | os.PathLike[str] | ResultStore = "auto",
+        result_lifetime: float = 3600.0,
+        max_stored_bytes: int = 67_108_864,
+        count_tokens: Callable[[str], int] | None = None,
         observers: Iterable[Observer] = (),
         mode: Mode = "enforce",
         debug: bool = False,
         strict: bool = False,
+        on_duplicate: OnDuplicate = "join",
+        journal: str | os.PathLike[str] | Journal | None = None,
+        secret: str | bytes | None = None,
         _clock: Clock | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in TOWER_OPTIONS}
@@ -191,11 +221,13 @@ class Tower(Declaring):
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
+        self._journal, self._own_journal = _journal_of(self.options)
         clock = _clock or RealClock()
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
         self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
+        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
         self._runs: dict[int, RunState] = {}
@@ -215,6 +247,10 @@ class Tower(Declaring):
         if tally is not None:
             self.add_observer(tally)
         self._limits.add_process()
+        if self.options.results == "journal" and self._journal is None:
+            raise PolicyError("results: 'journal' needs one: Tower(journal='towerman.db'), or results='memory'")
+        if self.options.results not in KINDS_OF_STORAGE:
+            self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
@@ -288,6 +324,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Run:
@@ -303,6 +340,10 @@ class Tower(Declaring):
             deadline: seconds from now, or an aware datetime: nothing starts after it, and what runs then is stopped.
             allow: tool name patterns; only these may be called.
             deny: tool name patterns that may not be called; wins over `allow`.
+            approver: asks a person about each call that needs approval: an async function that takes an
+                `ApprovalRequest` and returns `Approved`, `Denied`, or None where nobody has decided; `ask_terminal` is
+                one. Without one such calls come back pending. Called on the event loop, in the caller's context, at
+                most once for a call; cancelled when nobody waits for its answer any more.
             max_concurrency: calls of this run that may run at once; default: the tower's run_concurrency.
             fail_fast: after the first failure of a batch nothing more of it starts, and what runs without side effects
                 is
@@ -320,6 +361,7 @@ class Tower(Declaring):
             deadline=deadline,
             allow=allow,
             deny=deny,
+            approver=approver,
             max_concurrency=max_concurrency,
             fail_fast=fail_fast,
         )
@@ -334,6 +376,11 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
+    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
+        """Open a run for a worker."""
+        asked = cast("Approver | None", approver)
+        return self.run(run_id, tenant=tenant, priority=priority, deps=deps, approver=asked)._state
+
     def _checked_run(
         self,
         *,
@@ -345,6 +392,7 @@ class Tower(Declaring):
         deadline: float | datetime | None = None,
         allow: Patterns = None,
         deny: Patterns = None,
+        approver: Approver | None = None,
         max_concurrency: int | None = None,
         fail_fast: bool = False,
     ) -> Callable[[Core, int], RunState]:
@@ -356,6 +404,10 @@ class Tower(Declaring):
         if tenant is not None:
             name_of("tenant", tenant)
         flag("fail_fast", fail_fast)
+        if approver is not None and not callable(approver):
+            raise PolicyError(
+                f"approver: an async function that takes an ApprovalRequest; got {type(approver).__name__[:80]}"
+            )
         if deadline is not None and not isinstance(deadline, int | float | datetime):
             raise PolicyError(
                 f"deadline: seconds from now, 0 or more, or an aware datetime; got {type(deadline).__name__}"
@@ -387,6 +439,7 @@ class Tower(Declaring):
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                approver=approver,
                 own_window=max_concurrency is not None,
                 budget=own,
             )
@@ -451,6 +504,7 @@ class Tower(Declaring):
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -459,6 +513,7 @@ class Tower(Declaring):
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             format: the form it has; None: found out.
+            batch_id: as `Run.execute` takes it; it needs a `run_id`, too.
             on_result: sees each result as it is sealed.
             run_options: those of `run`.
 
@@ -473,13 +528,32 @@ class Tower(Declaring):
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
-            return await run.execute(calls, format=format, on_result=on_result)
+            return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+
+    async def submit(
+        self, calls: object, *, format: str | None = None, batch_id: str | None = None, **run_options: object
+    ) -> BatchResult:
+        """Put every call of a batch into the journal's queue, in a run of its own; see `Run.submit`.
+
+        Args:
+            calls: as `execute` takes them.
+            format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
+            run_options: those of `run`; its id, tenant and priority go with the calls.
+
+        Raises:
+            PolicyError: the tower has no journal that stores arguments.
+            InputError: it is no batch of calls in any known form; nothing was put in.
+        """
+        async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
+            return await run.submit(calls, format=format, batch_id=batch_id)
 
     def execute_sync(
         self,
         calls: object,
         *,
         format: str | None = None,
+        batch_id: str | None = None,
         on_result: OnResult | None = None,
         **run_options: object,
     ) -> BatchResult:
@@ -488,6 +562,7 @@ class Tower(Declaring):
         Args:
             calls: as `execute` takes them.
             format: the form they have; None: found out.
+            batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
             run_options: those of `run`.
 
@@ -496,7 +571,8 @@ class Tower(Declaring):
             KeyboardInterrupt: this thread was interrupted; the batch was cancelled and sealed first.
         """
         return self._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, on_result=on_result, **run_options)
+            "execute_sync",
+            lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result, **run_options),
         )
 
     def _close_run(self, state: RunState) -> None:
@@ -512,6 +588,11 @@ class Tower(Declaring):
         self._shells.rest()
 
     # ---------------------------------------------------------------- looking in, ending
+
+    @property
+    def journal(self) -> Journal | None:
+        """The journal, which can also be asked; None where there is none."""
+        return self._journal
 
     def add_observer(self, observer: Observer) -> None:
         """Let one more observer see the events from now on.
@@ -565,9 +646,11 @@ class Tower(Declaring):
                     pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
                 )
             rates, breakers = self._timed_statistics()
+            approvals = ApprovalStatistics(**core.approvals, open=core.asking)
             budgets = self._budget_statistics()
             outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
             stalls = dict(core.stalls)
+        kept = core.made_keeper.statistics() if core.made_keeper is not None else None
         sent = self._courier.statistics()
         return Statistics(
             pools=pools,
@@ -582,7 +665,10 @@ class Tower(Declaring):
             rejections=codes,
             orphans=core.orphans,
             orphans_released=core.orphans_released,
+            approvals=approvals,
             shared=core.shared,
+            retries=core.retries,
+            backing_off=core.backing_off,
             late_results=core.late_results,
             stalls=stalls,
             stalled_seconds=core.stalled_seconds,
@@ -590,11 +676,31 @@ class Tower(Declaring):
             promotions=gate["promotions"],
             late_events=gate["late_events"],
             threads=core.workers.statistics()["threads"],
+            result_bytes=core.told_bytes,
+            result_tokens=core.counter.of_total(core.told_bytes),
+            results_kept=kept.results if kept is not None else 0,
+            kept_bytes=kept.bytes if kept is not None else 0,
+            results_dropped=kept.dropped if kept is not None else 0,
+            results_unwritten=kept.unwritten if kept is not None else 0,
             events_sent=sent["sent"],
             events_pending=sent["pending"],
             events_dropped=sent["dropped"],
             events_lost=sent["lost"],
             observer_failures=sent["failed"],
+            journal=self._journal_statistics(),
+        )
+
+    def _journal_statistics(self) -> JournalStatistics | None:
+        """What came of the journal so far; None where there is none."""
+        if self._journal is None:
+            return None
+        written = self._journal.statistics()
+        return JournalStatistics(
+            **self._core.filed,
+            waiting=written["queued"] + written["later"],
+            commits=written["commits"],
+            failures=written["failures"],
+            lost=written["given_up"] + written["unsealed"],
         )
 
     def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
@@ -602,24 +708,24 @@ class Tower(Declaring):
         gate, ledger = self._core.gate, self._core.gate.ledger
         if not ledger.timed:
             return {}, {}
-        ledger.at(self._core.now())
+        now = max(micros(self._core.now()), ledger.instant)
         rates = {}
         for key, meter in ledger.meters.items():
             numbers = meter.pace.numbers
             told = None if numbers is None else told_rate(*numbers)
-            left = meter.seconds_left(0) if meter.enforced else 0.0
+            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
             name = self._shown(key.removeprefix("rate:"))
             rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
         breakers = {}
         for key, fuse in ledger.fuses.items():
             circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
-            state = circuit.state(ledger.instant)
+            state = circuit.state(now)
             breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
         return rates, breakers
 
     def _budget_statistics(self) -> dict[str, BudgetStatistics]:
         """Budgets at this instant; under the lock."""
-        core, book = self._core, self._core.book
+        core, book = self._core, self._core.purse
         if not core.budgeted:
             return {}
         book.at(micros(core.now()))
@@ -672,6 +778,32 @@ class Tower(Declaring):
                 core.now() - self._born,
                 complete=whole and not dropped,
             )
+
+    def read(self, handle: str, page: int = 1) -> Page:
+        """A page of a result that was too large for the model, by `Result.handle`.
+
+        The program may read what any run has stored; a model reads with the tool `read_result`, and only what runs of
+        its own tenant have stored. Reads a file where results are kept in a folder.
+
+        Args:
+            handle: of a result of this tower, or of another one with the same folder or store.
+            page: which one, from 1.
+
+        Returns:
+            A `Page`: its data, what the model would be told, and the number of the next one. All pages together are the
+            whole result, without a gap and without a repeat.
+
+        Raises:
+            InputError: no result is kept under this handle (any more), or it has no such page.
+        """
+        from towerman.store import NotKept
+
+        if not self._core.keeps:
+            raise InputError("read: handle: nothing is stored, since results='off'")
+        try:
+            return self._core.keeper.page(handle, page, every=True)
+        except NotKept as missing:
+            raise InputError(f"read: {missing.place}: {missing.text.removeprefix('page: ')}") from None
 
     def _shown(self, key: str) -> str:
         key = key.removeprefix("pool:")
@@ -735,6 +867,11 @@ class Tower(Declaring):
             await self._shells.wait_flushed(lambda: self.flush(grace))
             undelivered = self._undelivered()
             self._courier.close()
+        keeper = core.made_keeper
+        if keeper is not None and keeper.busy:
+            await self._shells.wait_flushed(partial(keeper.flush, grace))
+        if self._own_journal and self._journal is not None:
+            await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -763,6 +900,10 @@ class Tower(Declaring):
         self.flush(grace)
         undelivered = self._undelivered()
         self._courier.close()
+        if core.made_keeper is not None:
+            core.made_keeper.flush(grace)
+        if self._own_journal and self._journal is not None:
+            self._journal.close(grace)
         self._end_helpers()
         return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
 
@@ -810,10 +951,22 @@ class Tower(Declaring):
         """Raise AssertionError when what must hold between two steps does not; for tests and doubts."""
         with self._core.lock:
             self._core.gate.validate()
-            self._core.book.validate()
+            self._core.purse.validate()
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
+    """The journal that was asked for, and whether it ends with the tower."""
+    given = options.journal
+    if given is None:
+        return None, False
+    from towerman.journal import Journal
+
+    if isinstance(given, Journal):
+        return given, False
+    return Journal(cast("str", given), secret=options.secret), True
 
 
 def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:
