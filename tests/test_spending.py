@@ -573,6 +573,31 @@ async def _waits(n: int) -> int:
     return n
 
 
+def test_a_unit_of_ones_own_bounds_the_tools_that_spend_it(stage: Stage) -> None:
+    """API section 1: with searches used up a run searches no more and does whatever else it likes: the loop is not told
+    to stop, and the model is told to do without.
+    """
+    tower = stage.tower(run_concurrency=1)
+    worker(stage, tower)
+    worker(stage, tower, "search", spends={"searches": 1})
+
+    async def main() -> None:
+        async with tower.run(budget=Budget(searches=2)) as run:
+            done = await run.execute([*calls(3, "search"), *calls(2)])
+            assert codes(done) == [None, None, "budget_exhausted", None, None]
+            assert done[2].message == (
+                "Ran 4 of 5 calls: this run's budget of 2 searches is used up. Do without more of these calls."
+            )
+            done = await run.execute(calls(1, "search"))
+            assert (codes(done), done.exhausted) == (["budget_exhausted"], False)
+            assert (await run.execute(calls(1))).ok
+            run.charge(searches=1)  # what nobody has asked for may come from anywhere
+            done = await run.execute(calls(1))
+            assert (codes(done), done.exhausted) == (["budget_exhausted"], True)
+
+    stage.run(main())
+
+
 def test_a_tool_that_takes_nothing_runs_when_all_is_used_up(stage: Stage) -> None:
     """API section 1: a tool that says 0 of a unit runs also when that is used up: a way to end in good order."""
     tower = stage.tower()
