@@ -378,6 +378,26 @@ def test_a_tool_may_say_that_it_takes_nothing() -> None:
     assert [last.begin(index) for index in range(3)] == [None] * 3
 
 
+def test_a_unit_of_ones_own_concerns_those_who_ask_it() -> None:
+    """API section 1: searches that are used up keep searches from starting and nothing else, and the run goes on; once
+    such a unit has been charged beyond what was asked it stops everything, since nobody knows who charges next.
+    """
+    book, chain = book_of(account(searches=1, calls=9))
+    (run,) = chain
+    search = asks(searches=1)
+    shares = batch(book, chain, search, ONE_CALL, search)
+    assert set(shares.reserve()) == {2}
+    assert shares.begin(0) is None
+    shares.charge(0, {"searches": MICRO})  # as it has said
+    assert shares.begin(1) is None
+    assert (run.used_up(0), run.stops("searches")) == (None, False)
+    assert batch(book, chain, ONE_CALL).reserve() == {}
+    shares.charge(1, {"searches": MICRO})
+    assert batch(book, chain, ONE_CALL, asks(searches=0)).reserve() == {0: Lack(run, "searches")}
+    assert (run.used_up(0), run.stops("searches")) == ("searches", True)
+    assert book.anew().accounts["run:1"].stops("searches")
+
+
 def test_a_lower_limit_is_met_by_those_who_wait() -> None:
     """R-64: what had reserved under a higher limit starts only as far as the lower one goes."""
     book, chain = book_of(account("process", calls=5))
@@ -673,7 +693,7 @@ def test_g8_no_amount_is_shown() -> None:
 # ==================================================================== everything at once, against a plain list
 
 
-UNITS = (CALLS, "cost", "tokens")
+UNITS = (CALLS, "cost", "mails")
 
 
 @dataclass
@@ -712,6 +732,7 @@ class Ledger(RuleBasedStateMachine):
         self.batches: list[tuple[Shares, list[One]]] = []
         # What was spent: (account, its window, unit, amount), of whatever sign.
         self.spent: list[tuple[str, int, str, int]] = []
+        self.loose: set[tuple[str, str]] = set()  # units of our own that were charged, by account
         self.changed = False
 
     def window(self, one: Account) -> int:
@@ -730,8 +751,13 @@ class Ledger(RuleBasedStateMachine):
         calls = [call for _, calls in self.batches for call in calls if call.state == "reserved" and one in call.chain]
         return sum(call.asks.amounts.get(unit, 0) for call in calls)
 
-    def pay(self, call: One, unit: str, amount: int, *, back: bool = False) -> None:
+    def stops(self, one: Account, unit: str) -> bool:
+        return unit != "mails" or (one.key, unit) in self.loose
+
+    def pay(self, call: One, unit: str, amount: int, *, back: bool = False, asked: bool = False) -> None:
         for one in call.chain:
+            if amount and not back and not asked:
+                self.loose.add((one.key, unit))
             when = call.windows.get(one.key, self.window(one)) if back else self.window(one)
             self.spent.append((one.key, when, unit, -amount if back else amount))
 
@@ -742,7 +768,7 @@ class Ledger(RuleBasedStateMachine):
                 amount = call.asks.amounts.get(unit)
                 if amount and self.sum(one, unit) + self.held(one, unit) + amount > limit:
                     return False
-                if amount is None and self.sum(one, unit) >= limit:
+                if amount is None and self.sum(one, unit) >= limit and self.stops(one, unit):
                     return False
         return True
 
@@ -796,7 +822,7 @@ class Ledger(RuleBasedStateMachine):
             if (
                 self.sum(one, unit) + call.asks.amounts[unit] > limit
                 if call.asks.amounts.get(unit)
-                else call.asks.amounts.get(unit) is None and self.sum(one, unit) >= limit
+                else call.asks.amounts.get(unit) is None and self.sum(one, unit) >= limit and self.stops(one, unit)
             )
         ]
         assert (lack is not None) == bool(over)
@@ -804,7 +830,7 @@ class Ledger(RuleBasedStateMachine):
             call.state = "spent"
             call.windows = {one.key: self.window(one) for one in call.chain}
             for unit, amount in call.asks.some:
-                self.pay(call, unit, amount)
+                self.pay(call, unit, amount, asked=True)
             tame = not self.changed and not any(one.charged for _, calls in self.batches for one in calls)
             for one in call.chain if tame else ():
                 assert all(self.sum(one, unit) <= limit for unit, limit in one.limits.items()), "G9"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from towerman import CheckReport, PolicyError, Pool, Retry, Tower
+from towerman import Budget, CheckReport, PolicyError, Pool, Retry, Tower
 from towerman.check.findings import family_of
 from towerman.desk import Desk, open_tower
 
@@ -421,10 +421,49 @@ def test_the_text_shows_answers_scopes_and_fixes() -> None:
     assert max(map(len, lines)) <= 120
 
 
+def test_r1_budgets_are_told_apart_from_limits_and_rates() -> None:
+    """R-01, R-12, R-140: budgets stand in a table of their own with whom each counts for, and in the answer that keeps
+    rate, budget and concurrency apart.
+    """
+    tower = well_declared(
+        budgets={"run": Budget(calls=20, seconds=60), "tenant:a": Budget(cost=5, per="day"), "batch": Budget(calls=9)}
+    )
+    report = tower.check()
+    assert report.ok
+    assert "budgets: run 20 calls, 60 seconds; tenant:a 5 cost per day; batch 9 calls" in report.answers[6].because
+    assert [(one.name, one.says) for one in report.budgets] == [
+        ("run", "20 calls, 60 seconds"),
+        ("tenant:a", "5 cost per day"),
+        ("batch", "9 calls"),
+    ]
+    assert report.budgets[1].counts == "the runs of a, in this process"
+    text = str(report)
+    assert "Budgets in force" in text
+    assert "tenant:a  5 cost per day        the runs of a, in this process" in text
+    assert "Budgets in force" not in str(well_declared().check())
+    assert report.to_dict()["budgets"][0]["name"] == "run"  # type: ignore[index]
+
+
+def test_units_that_lead_nowhere_are_found() -> None:
+    """R-140: a budget of a unit that no tool spends is a warning, a unit that no budget limits a note; where a handler
+    may charge anything, nobody can tell.
+    """
+    tower = well_declared(budgets={"run": Budget(mails=3, calls=9)})
+    assert codes(tower.check()) == [("warning", "unit_that_nobody_spends", "budget run")]
+    tower.add_tool(handler, name="mail", writes="mail", pools=["crm"], idempotent=True)
+    tower.policy("mail", spends={"letters": 1})
+    assert codes(tower.check())[1] == ("note", "unit_without_budget", "tool mail")
+    tower.policy("mail", spends={"mails": 1})
+    assert tower.check().findings == ()
+    tower.policy("mail", spends=lambda number: number)
+    assert tower.check().findings == ()
+
+
 def test_json_keys_are_stable() -> None:
     """R-140: `to_dict` is plain JSON, and these are its keys, for programs."""
     told = json.loads(json.dumps(tools(Tower(pools={"p": Pool(2)}), {}).check().to_dict()))
-    assert set(told) == {"ok", "answers", "limits", "findings"}
+    assert set(told) == {"ok", "answers", "limits", "budgets", "findings"}
+    assert told["budgets"] == []
     assert told["ok"] is False
     assert set(told["answers"][0]) == {"number", "question", "verdict", "because"}
     assert told["limits"][2] == {

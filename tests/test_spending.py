@@ -22,7 +22,7 @@ from kit import Stage, codes, on_stage, run_batch, sound, whole_again
 
 from towerman import Budget, Call, Context, Event, PolicyError, Pool, Result, ToolError, Tower
 from towerman.clock import VirtualClock, calendar
-from towerman.runner import Shell
+from towerman.runner import Shell, intake
 
 stage = pytest.fixture(on_stage)
 
@@ -573,6 +573,31 @@ async def _waits(n: int) -> int:
     return n
 
 
+def test_a_unit_of_ones_own_bounds_the_tools_that_spend_it(stage: Stage) -> None:
+    """API section 1: with searches used up a run searches no more and does whatever else it likes: the loop is not told
+    to stop, and the model is told to do without.
+    """
+    tower = stage.tower(run_concurrency=1)
+    worker(stage, tower)
+    worker(stage, tower, "search", spends={"searches": 1})
+
+    async def main() -> None:
+        async with tower.run(budget=Budget(searches=2)) as run:
+            done = await run.execute([*calls(3, "search"), *calls(2)])
+            assert codes(done) == [None, None, "budget_exhausted", None, None]
+            assert done[2].message == (
+                "Ran 4 of 5 calls: this run's budget of 2 searches is used up. Do without more of these calls."
+            )
+            done = await run.execute(calls(1, "search"))
+            assert (codes(done), done.exhausted) == (["budget_exhausted"], False)
+            assert (await run.execute(calls(1))).ok
+            run.charge(searches=1)  # what nobody has asked for may come from anywhere
+            done = await run.execute(calls(1))
+            assert (codes(done), done.exhausted) == (["budget_exhausted"], True)
+
+    stage.run(main())
+
+
 def test_a_tool_that_takes_nothing_runs_when_all_is_used_up(stage: Stage) -> None:
     """API section 1: a tool that says 0 of a unit runs also when that is used up: a way to end in good order."""
     tower = stage.tower()
@@ -1007,6 +1032,10 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
         await asyncio.sleep(n)
         ctx.charge(tokens=60)
 
+    @tower.tool(writes="k")
+    async def in_order(ctx: Context[None], n: int) -> None:
+        ctx.charge(tokens=60)
+
     async def main() -> None:
         done = await tower.execute(calls(5), budget=Budget(seconds=0.05))
         assert (done.ok, done.exhausted, done.notice) == (True, False, None)
@@ -1016,6 +1045,8 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
             assert run.remaining["tokens"] == 0
             assert (await run.execute([Call("think", {"n": 1})] * 3)).ok
             assert of(tower, f"run:{run.run_id}")[0] == {"calls": 5, "tokens": 300}
+        async with tower.run(budget=Budget(tokens=100)) as run:
+            assert (await run.execute([Call("in_order", {"n": n}) for n in range(4)])).ok
         async with tower.run(budget=Budget(seconds=1)) as run:
             await asyncio.sleep(1)
             assert (await run.execute(calls(1))).ok
@@ -1024,7 +1055,7 @@ def test_s13_observe_refuses_nobody_and_says_whom_it_would(stage: Stage) -> None
     report = tower.report()
     assert {one.name: one.refused for one in report.budgets} == {
         "budget of process (cost)": 2,
-        "budget of run (tokens)": 3,
+        "budget of run (tokens)": 5,
         "budget of run (seconds)": 1,
     }
     assert "What the budgets would have refused" in str(report)
@@ -1303,25 +1334,27 @@ def test_code_without_a_loop_has_budgets(stage: Stage) -> None:
     tower.close()
 
 
-def test_a_large_batch_is_refused_in_slices(stage: Stage) -> None:
-    """R-98: a batch of thousands is looked over, reserved and refused with turns for the loop in between; a cancel in
-    one of them seals the rest, and gives everything back.
+@pytest.mark.parametrize("turns", [3, 50, 330, 355, 500])
+def test_a_large_batch_is_refused_in_slices(stage: Stage, monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """R-98: a batch of many is looked over, reserved and refused with turns for the loop in between; a cancel in one of
+    them seals the rest, and gives everything back.
     """
-    tower = stage.tower(on_excess="queue", max_batch_bytes=10**9, budgets={"process": Budget(calls=100)})
+    monkeypatch.setattr(intake, "SLICE", -1.0)
+    tower = stage.tower(on_excess="queue", max_batch_bytes=10**9, max_repeats=5, budgets={"process": Budget(calls=100)})
     worker(stage, tower, "asks", spends=lambda n: 1)
 
     async def main(cancels: bool) -> None:
         async with tower.run("r") as run:
-            work = asyncio.ensure_future(run.execute(calls(3000, "asks")))
-            for _ in range(500 if cancels else 0):
+            work = asyncio.ensure_future(run.execute(calls(300, "asks")))
+            for _ in range(turns if cancels else 0):
                 await asyncio.sleep(0)
             if cancels:
                 run.cancel("enough")
             done = await work
-            sound(done, calls(3000, "asks"))
+            sound(done, calls(300, "asks"))
             if not cancels:
-                assert codes(done) == [None] * 100 + ["budget_exhausted"] * 2900
+                assert codes(done) == [None] * 100 + ["budget_exhausted"] * 200
 
     for cancels in (True, False):
-        stage.run(main(cancels), step=0.0001)
+        stage.run(main(cancels))
         tower.configure(budgets={"process": Budget(calls=100 + came_on(stage))})

@@ -8,10 +8,12 @@ takes the place of what was asked. What never starts is refunded. So at every in
 
     limit = free + reserved + spent        (free is below 0 where charges have gone past the limit)
 
-Amounts known before the start are exact: no start ever brings spent above the limit. A unit that a call does not
-name may be charged while it runs, so a call starts only while something is left of every limited unit, but for those
-of which its tool says 0. Charges may go past a limit, by what was in flight and no more: once a unit is used up,
-nothing starts any more, what had reserved before it and still waits included.
+Amounts known before the start are exact: no start ever brings spent above the limit. Others are known only afterwards:
+they are charged, by calls that did not name the unit or have taken more than they said. Charges may go past a limit, by
+what was in flight and no more: once such a unit is used up nothing starts any more, what had reserved before and still
+waits included, but for calls whose tool says that they take 0 of it. Tokens and cost are such units from the beginning;
+a unit of somebody's own is one from its first charge beyond what was asked. Until then it concerns those alone that
+ask some of it.
 
 In emitted order (rule S8) each call takes what it asks if that is there; the first that does not find enough of a unit
 closes that unit of that account for the calls behind it in its batch, so that a cheaper one does not overtake it. An
@@ -42,6 +44,9 @@ CALLS: Final = "calls"
 
 SECONDS: Final = "seconds"
 """The unit that passes by itself."""
+
+EVERYBODYS: Final = frozenset({CALLS, SECONDS, "tokens", "cost"})
+"""Units that stop everything when they are used up."""
 
 MOST: Final = 10**15
 """An amount that no budget reaches: more is a mistake."""
@@ -150,6 +155,7 @@ class Account:
         reserved: the same of calls that wait.
         ends: when the present window ends.
         window: how many windows have ended.
+        loose: units of somebody's own that have been charged beyond what was asked.
         refused: calls that it has refused.
     """
 
@@ -158,6 +164,7 @@ class Account:
         "key",
         "lasts",
         "limits",
+        "loose",
         "partial",
         "per",
         "refused",
@@ -190,17 +197,23 @@ class Account:
         self.reserved: dict[str, int] = {}
         self.ends = NEVER
         self.window = 0
+        self.loose: set[str] = set()
         self.refused = 0
+
+    def stops(self, unit: str) -> bool:
+        """Does nothing start any more once this unit is used up?"""
+        return unit in EVERYBODYS or unit in self.loose
 
     def left(self, unit: str) -> int:
         """What is neither spent nor reserved of a limited unit; below 0 where charges have gone past its limit."""
         return self.limits[unit] - self.spent.get(unit, 0) - self.reserved.get(unit, 0)
 
     def used_up(self, us: int) -> str | None:
-        """A unit of which all is spent at that instant, or None."""
+        """A unit for want of which nothing starts any more at that instant, or None."""
         if us >= self.until:
             return SECONDS
-        return next((unit for unit, limit in self.limits.items() if self.spent.get(unit, 0) >= limit), None)
+        limits, spent = self.limits.items(), self.spent
+        return next((unit for unit, limit in limits if spent.get(unit, 0) >= limit and self.stops(unit)), None)
 
     def fitting(self, asks: Asks, count: int, us: int, closed: set[tuple[Account, str]]) -> tuple[int, str]:
         """How many of so many calls that ask this can have it now, and the unit that is in the way of more.
@@ -218,7 +231,7 @@ class Account:
             amount = amounts.get(unit)
             if amount:
                 most = 0 if (self, unit) in closed else max(0, self.left(unit)) // amount
-            elif amount is None and self.spent.get(unit, 0) >= limit:
+            elif amount is None and self.spent.get(unit, 0) >= limit and self.stops(unit):
                 most = 0
             else:
                 continue
@@ -236,7 +249,7 @@ class Account:
             if amount:
                 if spent.get(unit, 0) + amount > limit:
                     return unit
-            elif amount is None and spent.get(unit, 0) >= limit:
+            elif amount is None and spent.get(unit, 0) >= limit and self.stops(unit):
                 return unit
         return None
 
@@ -537,6 +550,8 @@ class Book:
             for unit, amount in amounts.items():
                 if amount:
                     account.spent[unit] = account.spent.get(unit, 0) + amount
+                    if unit not in EVERYBODYS:
+                        account.loose.add(unit)
 
     def renews(self, lack: Lack) -> float | None:
         """Seconds until there is more again of what was too little, if that is known."""
@@ -601,6 +616,7 @@ class Book:
                 lasts=account.lasts,
             )
             copy.spent = dict(account.spent)
+            copy.loose = set(account.loose)
             copy.ends, copy.window = account.ends, account.window
             other.accounts[copy.key] = copy
         return other

@@ -240,6 +240,8 @@ def cut_short(lack: Lack, runs: int, size: int, left: float | None) -> str:
     told = too_little(lack, left)
     if lack.whole:
         return f"{_ran(told, runs, size)} Send fewer calls at once, or answer with what you have."
+    if not lack.account.stops(lack.unit):
+        return f"{_ran(told, runs, size)} Do without more of these calls."
     return stopped_short(told, runs, size)
 
 

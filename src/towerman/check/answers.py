@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from towerman.check.findings import Declared
-from towerman.check.parts import Answer, LimitInForce, Verdict, counted, listed
+from towerman.check.parts import Answer, BudgetInForce, LimitInForce, Verdict, counted, listed
 from towerman.policy import shown
 
 _COUNTS = {
@@ -29,6 +29,25 @@ def limits(declared: Declared) -> list[LimitInForce]:
             most = policy.max_queued
             name = f"tool:{tool.name}"
             found.append(LimitInForce(name, policy.max_concurrency, "process", _COUNTS["process"], most, (tool.name,)))
+    return found
+
+
+_SPENT_BY = {
+    "batch": "the calls of one response, with those that their handlers make",
+    "run": "each run that brings no budget of its own",
+    "tenant": "the runs of one tenant together, in this process",
+    "process": "all runs of this process together; another process counts for itself",
+}
+
+
+def budgets(declared: Declared) -> list[BudgetInForce]:
+    """Every budget that the tower declares; a run may bring its own."""
+    found = []
+    for name, budget in declared.tower.budgets.items():
+        scope, _, tenant = name.partition(":")
+        found.append(
+            BudgetInForce(name, str(budget), f"the runs of {tenant}, in this process" if tenant else _SPENT_BY[scope])
+        )
     return found
 
 
@@ -116,7 +135,9 @@ def _apart(declared: Declared) -> _Said:
     rates = [f"tool {tool.name} {tool.policy.rate}" for tool in declared.tools if tool.policy.rate is not None]
     rates += [f"pool {name} {pool.rate}" for name, pool in tower.pools.items() if pool.rate is not None]
     starts = f"rates: {listed(rates)}" if rates else "no rate is declared"
-    told = f"No concurrency limit here stands for a rate or a budget; {starts}; no budget is declared; {cap}"
+    spent = [f"{name} {budget}" for name, budget in tower.budgets.items()]
+    amounts = f"budgets: {'; '.join(spent)}" if spent else "no budget is declared, and a run may bring one"
+    told = f"No concurrency limit here stands for a rate or a budget; {starts}; {amounts}; {cap}"
     if tower.journal is not None:
         told += "; what is begun is written down in a journal"
     again = [f"{tool.name} {shown(tool.retry.max_attempts)}" for tool in declared.tools if tool.retry is not None]

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from towerman.check.parts import SEVERITIES, Finding, listed
-from towerman.policy import Pool, TowerPolicy, shown
+from towerman.policy import UNITS, Pool, TowerPolicy, shown
 from towerman.tools import Tool
 
 _SIMILAR: Final = 0.85
@@ -55,7 +55,7 @@ def _tower(declared: Declared) -> Iterator[Finding]:
             "warning",
             "limits_not_enforced",
             "tower",
-            "mode='observe': no pool and no concurrency limit holds anybody back.",
+            "mode='observe': no pool, no concurrency limit and no budget holds anybody back.",
             "read tower.report(), then take mode='enforce'",
         )
     if tower.debug:
@@ -496,6 +496,37 @@ def family_of(template: str) -> str:
     return head.casefold()
 
 
+def _budgets(declared: Declared) -> Iterator[Finding]:
+    """Units of one's own that nobody is declared to spend, or that no budget of the tower limits."""
+    tower = declared.tower
+    asked: dict[str, str] = {}
+    for tool in declared.tools:
+        for unit in tool.asks.amounts if tool.asks is not None else ():
+            asked.setdefault(unit, tool.name)
+    told = any(tool.price is not None or tool.context_parameter is not None for tool in declared.tools)
+    for name, budget in tower.budgets.items():
+        idle = [unit for unit in budget.limits if unit not in (*UNITS, *asked)]
+        if idle and not told:
+            yield Finding(
+                "warning",
+                "unit_that_nobody_spends",
+                f"budget {name}",
+                f"No tool says that it spends {listed(idle)}, and no handler takes a Context to charge it with.",
+                f"spends={{{idle[0]!r}: 1}} on the tools, or the name that they have for it",
+            )
+    limited = {unit for budget in tower.budgets.values() for unit in budget.limits}
+    free = [unit for unit in asked if unit not in (*UNITS, *limited)]
+    if free and tower.budgets:
+        yield Finding(
+            "note",
+            "unit_without_budget",
+            f"tool {asked[free[0]]}",
+            f"No budget of the tower limits {listed(free)}: it is counted and holds nobody back, unless a run brings a "
+            "budget of it.",
+            f"budgets={{'run': Budget({free[0]}=...)}}, or leave it out of spends",
+        )
+
+
 _LOOKS: Final = (
     _tower,
     _access,
@@ -511,4 +542,5 @@ _LOOKS: Final = (
     _retries,
     _families,
     _broad,
+    _budgets,
 )

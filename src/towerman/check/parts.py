@@ -71,6 +71,21 @@ class LimitInForce:
     tools: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BudgetInForce:
+    """A budget, and for whom it counts.
+
+    Args:
+        name: `batch`, `run`, `tenant`, `tenant:NAME` or `process`.
+        says: its amounts: `200 calls, 600 seconds`, `25 cost per day`.
+        counts: the scope in words.
+    """
+
+    name: str
+    says: str
+    counts: str
+
+
 def listed(names: list[str], most: int = 5) -> str:
     """`a, b and 3 more`."""
     if len(names) <= most:

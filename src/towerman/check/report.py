@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from towerman.check.answers import answers, limits
+from towerman.check.answers import answers, budgets, limits
 from towerman.check.findings import Declared, findings
-from towerman.check.parts import SEVERITIES, Answer, Finding, LimitInForce, Severity, counted, listed
+from towerman.check.parts import SEVERITIES, Answer, BudgetInForce, Finding, LimitInForce, Severity, counted, listed
 from towerman.policy import TowerPolicy
 from towerman.tools import Tool
 
@@ -23,11 +23,13 @@ class CheckReport:
     Args:
         answers: to the nine questions, in their order.
         limits: every limit with the scope that is in force.
+        budgets: every budget that the tower declares, with the scope that is in force.
         findings: the gravest first.
     """
 
     answers: tuple[Answer, ...]
     limits: tuple[LimitInForce, ...]
+    budgets: tuple[BudgetInForce, ...]
     findings: tuple[Finding, ...]
 
     def of(self, severity: Severity) -> tuple[Finding, ...]:
@@ -62,6 +64,7 @@ class CheckReport:
                 }
                 for one in self.limits
             ],
+            "budgets": [{"name": one.name, "says": one.says, "counts": one.counts} for one in self.budgets],
             "findings": [
                 {
                     "severity": one.severity,
@@ -80,6 +83,9 @@ class CheckReport:
             lines.append(f"{one.number}  {one.verdict:<8} {one.question}")
             lines += textwrap.wrap(one.because, _WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 12)
         lines += ["", "Limits in force", "", *self._limits_as_text(), ""]
+        if self.budgets:
+            rows = [("budget", "may spend", "counts for"), *((one.name, one.says, one.counts) for one in self.budgets)]
+            lines += ["Budgets in force", "", *_table(rows), ""]
         counts = [counted(len(self.of(severity)), severity) for severity in SEVERITIES]
         lines.append(f"Findings: {', '.join(counts)}")
         for (severity, code, message, fix), places in self._alike().items():
@@ -101,14 +107,17 @@ class CheckReport:
             most = "-" if one.max_queued is None else str(one.max_queued)
             takers = "every call" if one.name in ("process", "run") else listed(list(one.tools)) or "nobody"
             rows.append((one.name, str(one.permits), most, one.counts, takers))
-        widths = [max(len(row[place]) for row in rows) for place in range(4)]
-        return [
-            "  ".join([f"{cell:<{width}}" for cell, width in zip(row[:4], widths, strict=True)] + [row[4]])
-            for row in rows
-        ]
+        return _table(rows)
 
     def __repr__(self) -> str:
         return f"CheckReport({', '.join(counted(len(self.of(severity)), severity) for severity in SEVERITIES)})"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)] + [row[-1]]) for row in rows
+    ]
 
 
 def _places(places: list[str]) -> str:
@@ -128,4 +137,6 @@ def check(tower: TowerPolicy, tools: Sequence[Tool], *, deadline: float | None =
         deadline: seconds that its runs may last, if that is known; timeouts are then compared with it.
     """
     declared = Declared(tower, tools, deadline)
-    return CheckReport(tuple(answers(declared)), tuple(limits(declared)), tuple(findings(declared)))
+    return CheckReport(
+        tuple(answers(declared)), tuple(limits(declared)), tuple(budgets(declared)), tuple(findings(declared))
+    )

@@ -114,7 +114,9 @@ class Spending(Intake):
             alone = [index for index in short if shares.alone(index)]
             some = len(short) < sum(asks is not None for asks in shares.asks)
         if short:
-            stop = not (alone or some or any(lack.account.scope == "batch" for lack in short.values()))
+            stop = not (alone or some) and all(
+                lack.account.scope != "batch" and lack.account.stops(lack.unit) for lack in short.values()
+            )
             await self._refuse_short(work, short, stop=stop)
 
     @staticmethod
