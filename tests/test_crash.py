@@ -29,6 +29,7 @@ class Process:
     """One process on its way."""
 
     def __init__(self, folder: Path, seed: str) -> None:
+        self.lines: list[str] = []
         words = [sys.executable, SCRIPT, SOURCE, str(folder / "j.db"), str(folder / "effects"), seed]
         self.process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -43,12 +44,26 @@ class Process:
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
+    def wait_for(self, results: int, seconds: float) -> None:
+        """Let it tell so many results, and then so much more time pass; it may be over before."""
+        assert self.process.stdout is not None
+        while len(self.lines) < results:
+            line = self.process.stdout.readline()
+            if not line:
+                return
+            self.lines.append(line)
+        time.sleep(seconds)
+
     def end(self, *, kill: bool) -> list[dict[str, Any]]:
         """Kill it, or wait for it; the results that it was able to tell."""
         if kill:
             self.process.send_signal(signal.SIGKILL)
-        out, err = self.process.communicate(timeout=120)
-        lines = out.splitlines(keepends=True)
+        assert self.process.stdout is not None and self.process.stderr is not None and self.process.stdin is not None
+        lines = [*self.lines, *self.process.stdout.readlines()]  # of what was read ahead nothing is lost
+        err = self.process.stderr.read()
+        self.process.wait(timeout=120)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            pipe.close()
         if not kill:
             assert self.process.returncode == 0, err
             assert lines[-1] == "done\n"
@@ -95,7 +110,8 @@ def trial(folder: Path, chance: random.Random) -> int:
         processes = [Process(folder, str(chance.random())) for _ in range(1 + two)]
         for process in processes:
             process.go()
-        time.sleep(chance.uniform(0.0, 0.09))
+        # Before anything of it, or after so many of its results and a little more.
+        processes[0].wait_for(chance.randrange(-1, CALLS - 1), chance.uniform(0.0, 0.012))
         told.append(processes[0].end(kill=True))
         killed += 1
         told += [process.end(kill=False) for process in processes[1:]]
