@@ -33,6 +33,7 @@ from towerman.access import (
     conflict,
     flat_holds,
     locks,
+    within,
 )
 from towerman.calls import COMPATIBLE, IS, IX, Access, Hold, S, X
 from towerman.errors import PolicyError
@@ -1269,6 +1270,38 @@ def test_without_subtrees_node_locks_are_enough(one: list[Access], two: list[Acc
     held = [flat_holds(accesses, subtrees=False)[0] for accesses in (one, two)]
     assert clash(*held) == any(conflict(a, b) for a, b in product(one, two))
     assert sum(map(len, held)) <= len(one) + len(two)
+
+
+@given(one=st.lists(st.sampled_from(ACCESSES), max_size=3), two=st.lists(st.sampled_from(ACCESSES), max_size=3))
+def test_s4_within_means_that_nothing_is_touched_beside(one: list[Access], two: list[Access]) -> None:
+    """S4: where one set of accesses is within another, whoever conflicts with it conflicts with the other too."""
+    assert within(one, one)
+    assert within([], two)
+    assert within(one, []) == (not one)
+    if within(one, two):
+        for third in [*one, *two]:
+            for write in (False, True):
+                probe = Access(third.key, write, third.subtree, "probe")
+                if any(conflict(probe, mine) for mine in one):
+                    assert any(conflict(probe, theirs) for theirs in two)
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "expected"),
+    [
+        (("a/b", True, False), ("a", True, True), True),
+        (("a/b", True, True), ("a", True, True), True),
+        (("a/b", False, False), ("a", True, True), True),
+        (("a/b", True, False), ("a", False, True), False),
+        (("a", True, True), ("a", True, False), False),
+        (("a", True, False), ("a/b", True, True), False),
+        (("ab", False, False), ("a", False, True), False),
+    ],
+)
+def test_s4_what_is_within_what(inner: tuple[str, bool, bool], outer: tuple[str, bool, bool], expected: bool) -> None:
+    """S4: a node in a subtree, never a subtree in a node, never a write in a read."""
+    made = [Access(canonical_key(f"k:{key}"), write, subtree, "t") for key, write, subtree in (inner, outer)]
+    assert within(made[:1], made[1:]) == expected
 
 
 # --- real inputs ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from towerman import (
     ApprovalRequest,
     Approved,
     BatchResult,
+    Budget,
     Call,
     Context,
     Denied,
@@ -25,6 +27,7 @@ from towerman import (
     InputError,
     PolicyError,
     Pool,
+    Retry,
     Tower,
 )
 
@@ -858,6 +861,9 @@ def test_many_calls_are_held_a_slice_at_a_time(stage: Stage) -> None:
     done = run_batch(stage, tower, calls)
     assert outcomes(done) == ["approval_missing", *["held_behind"] * 999]
     assert len(done.pending) == 1000
+    assert {result.handle for result in done} == {None}, "also where a batch is too large"
+    with pytest.raises(PolicyError, match="and 995 more"):
+        done.messages()
 
 
 def test_provider_messages_are_not_made_while_something_is_pending(stage: Stage) -> None:
@@ -871,7 +877,7 @@ def test_provider_messages_are_not_made_while_something_is_pending(stage: Stage)
             for way in (done.messages, done.turn):
                 with pytest.raises(PolicyError, match=r"calls wait .*: 0 \(cleanup: approval_missing\), 2 \(cleanup:"):
                     way()
-                with pytest.raises(PolicyError, match=r"^pending: 'raise' or 'refuse'; got 'yes'"):
+                with pytest.raises(PolicyError, match=r"^pending: one of 'raise', 'refuse'; got 'yes'"):
                     way(pending="yes")  # type: ignore[arg-type]
             decisions = decide(done, Approved(), Approved())
             state = done.state()
@@ -1682,3 +1688,148 @@ def test_no_timer_is_left(stage: Stage) -> None:
     for answer in (Approved(expires_in=100.0), Denied(), None):
         run_batch(stage, tower, [Call("cleanup", {"name": "x"})], approver=answering(answer, 1.0))
     assert stage.clock.value < 10
+
+
+# ==================================================================== beside what else admission has
+
+
+def test_s9_each_attempt_is_covered_by_the_one_approval(stage: Stage) -> None:
+    """S4, S9: a call that is tried again was approved once: nobody is asked anew, and an attempt after the approval is
+    over is refused with what the last attempt came to.
+    """
+    tower = stage.tower()
+    tower._core.random = lambda: 1.0
+    left = [2, 9]
+    valid: list[float] = []
+
+    @tower.tool(
+        independent=True,
+        idempotent=True,
+        retry=Retry(4, initial_delay=1.0, max_delay=8.0),
+        requires_approval=True,
+        still_valid=lambda: valid.append(stage.clock.value) or True,
+    )
+    async def act(n: int) -> str:
+        left[n] -= 1
+        with stage.on(f"act {n}"):
+            if left[n] >= 0:
+                raise ConnectionError
+        return "done"
+
+    calls = [Call("act", {"n": 0}, "long"), Call("act", {"n": 1}, "short")]
+    done = run_batch(stage, tower, calls, approver=by_call(long=Approved(), short=Approved(expires_in=2.0)))
+    assert done[0].ok
+    assert done[0].attempts == 3
+    assert (done[1].code, done[1].outcome, done[1].started) == ("handler_error", "error", True)
+    assert stage.started == {"act 0": 3, "act 1": 2}
+    seen = tower.statistics().approvals
+    assert (seen.asked, seen.approved) == (2, 2)
+    assert valid == [0.0, 0.0, 1.0, 1.0, 3.0]
+
+
+def test_s8_a_call_that_waits_for_a_person_holds_no_share(stage: Stage) -> None:
+    """S8: it gives its share of the budget back while it waits, and reserves again when it is approved; where nothing
+    is left by then it is refused.
+    """
+    tower = shop(stage)
+
+    async def main() -> None:
+        async with tower.run(budget=Budget(calls=2), approver=answering(Approved(), 5.0)) as run:
+            waiting = asyncio.ensure_future(run.execute([Call("cleanup", {"name": "x"})]))
+            await asyncio.sleep(1)
+            assert outcomes(await run.execute([Call("diag", {}), Call("diag", {})])) == ["ok", "ok"]
+            assert outcomes(await waiting) == ["budget_exhausted"]
+
+        async with tower.run(budget=Budget(calls=2)) as run:
+            first = await run.execute([Call("cleanup", {"name": name}) for name in "abc"])
+            assert outcomes(first) == ["approval_missing", "approval_missing", "budget_exhausted"]
+            state = first.state()
+            a, b = [one.approval_id for one in first.pending]
+            assert outcomes(await run.execute([Call("diag", {})])) == ["ok"]
+            # One is left: whoever is approved takes it, and who is not decided asks for nothing.
+            second = await run.resume(state, {b: Approved()})
+            assert outcomes(second) == ["approval_missing", "ok", "budget_exhausted"]
+            third = await run.resume(second.state(), {a: Approved()})
+            assert outcomes(third) == ["budget_exhausted", "ok", "budget_exhausted"]
+
+    stage.run(main())
+
+
+def test_going_on_with_a_batch_is_no_repeat(stage: Stage) -> None:
+    """R-102: a batch that is gone on with, however often, is one turn of its run."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True, requires_approval=True, max_repeats=2)
+    async def act(n: int) -> str:
+        return await stage.work("act", 0.1)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            batch = await run.execute([Call("act", {"n": 1})])
+            decisions = decide(batch, Approved())
+            for _ in range(5):
+                batch = await run.resume(batch.state(), {})
+                assert outcomes(batch) == ["approval_missing"]
+            assert outcomes(await run.resume(batch.state(), decisions)) == ["ok"]
+
+    stage.run(main())
+
+
+def test_s3_deferred_and_pending_calls_in_one_batch(stage: Stage) -> None:
+    """S3: what is in the durable queue has its answer, and stays as it is when the rest of its batch is gone on with;
+    an approved call for which there is no room goes into the queue once, however often its batch is gone on with.
+    """
+    tower = stage.tower(journal=":memory:", pools={"db": 1})
+
+    @tower.tool(independent=True, pools=["db"])
+    async def busy() -> str:
+        return await stage.work("busy", 5.0)
+
+    @tower.tool(independent=True, pools=["db"], when_busy="defer")
+    async def later(n: int) -> str:
+        return "later"
+
+    @tower.tool(independent=True, pools=["db"], when_busy="defer", requires_approval=True)
+    async def gated() -> str:
+        return "gated"
+
+    async def main() -> None:
+        async with tower.run("r") as run, tower.run("other") as other:
+            holding = asyncio.ensure_future(other.execute([Call("busy", {})]))
+            await asyncio.sleep(1)
+            first = await run.execute([Call("later", {"n": 1}), Call("gated", {})])
+            assert outcomes(first) == ["deferred", "approval_missing"]
+            assert len(first.pending) == 1
+            with pytest.raises(PolicyError, match=r"calls wait .*: 1 \(gated: approval_missing\);"):
+                first.messages()
+            state, decisions = first.state(), decide(first, Approved())
+            done = [await run.resume(state, decisions) for _ in range(3)]
+            assert [outcomes(one) for one in done] == [["deferred", "deferred"]] * 3
+            assert done[0][0].handle == first[0].handle
+            assert {one[1].handle for one in done} == {done[0][1].handle}
+            assert done[0].pending == ()
+            assert done[0].messages()
+            assert outcomes(await run.resume(done[0].state(), {})) == ["deferred", "deferred"]
+            await holding
+
+    stage.run(main())
+
+
+def test_s14_with_a_journal_another_process_finds_what_has_run(stage: Stage, tmp_path: Path) -> None:
+    """S4, S14: two towers on one journal go on with one state: the calls are found by run, response and place, so what
+    has run in one of them is answered in the other.
+    """
+    towers = [shop(stage, journal=str(tmp_path / "j.db"), secret=SECRET) for _ in range(2)]
+
+    async def main() -> None:
+        async with towers[0].run("r") as run:
+            first = await run.execute([Call("cleanup", {"name": "x"})], batch_id="b1")
+            state, decisions = first.state(), decide(first, Approved())
+            assert outcomes(await run.resume(state, decisions)) == ["ok"]
+        async with towers[1].run("r") as run:
+            again = await run.resume(state, decisions)
+            assert outcomes(again) == ["ok"]
+            assert again[0].replayed
+
+    stage.run(main())
+    assert stage.started == {"cleanup x": 1}

@@ -15,6 +15,7 @@ import contextlib
 import gc
 import json
 import logging
+import sqlite3
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -27,10 +28,12 @@ import pytest
 from kit import Stage, gate_of, on_stage
 
 from towerman import (
+    Approved,
     Batch,
     BatchResult,
     Call,
     Context,
+    Denied,
     Event,
     InputError,
     JsonlObserver,
@@ -68,8 +71,9 @@ def leaks(text: str) -> bool:
 
 # --- sources: where the secret stands ---------------------------------------------------------------------------------
 
-Allowed = Literal["nothing", "content", "words"]
-"""What of a call's own result may hold the secret: nothing, its content, its content and its message (ToolError)."""
+Allowed = Literal["nothing", "content", "words", "reason"]
+"""What of a call's own result may hold the secret: nothing, its content, its content and its message (ToolError), the
+same of a call that a person has denied."""
 
 
 class Told:
@@ -100,6 +104,7 @@ class Play:
     stage: Stage
     tower: Tower
     contexts: list[Context[Any]] = field(default_factory=list)
+    approver: Any = None
 
 
 Make = Callable[[Play], object]
@@ -337,6 +342,39 @@ def _no_copy(play: Play) -> object:
     return [Call("tool", {}, f"c{place}") for place in range(3)]
 
 
+def deciding(name: str, answer: Callable[[], object], allowed: Allowed = "content", **policy: Any) -> None:
+    """A source: an argument of a call that waits for a person, who answers so, or raises."""
+
+    @source(name, allowed)
+    def make(play: Play) -> object:
+        async def tool(value: Any) -> object:
+            await asyncio.sleep(1)
+            return value
+
+        async def approver(request: object) -> object:
+            await asyncio.sleep(0.5)
+            return answer()
+
+        play.approver = approver
+        play.tower.add_tool(tool, writes="thing:{value}", **{"requires_approval": True, **policy})
+        return [Call("tool", {"value": SECRET}, "c1"), Call("tool", json.dumps({"value": SECRET}), "c2")]
+
+
+deciding("approval: given", Approved)
+deciding("approval: with other arguments", lambda: Approved({"value": SECRET}))
+deciding("approval: with arguments that touch something else", lambda: Approved({"value": SECRET + "x"}))
+deciding("approval: with arguments that are wrong", lambda: Approved({SECRET: SECRET}))
+deciding("approval: nobody has decided", lambda: None)
+deciding("approval: denied", lambda: Denied(SECRET), "reason")
+deciding("approval: an answer that is none", lambda: {SECRET: SECRET})
+deciding("approval: an answer that tells", Told)
+deciding("approval: the approver raises", raising(lambda: ValueError(SECRET)))
+deciding("approval: the rule raises", Approved, requires_approval=lambda value: {}[value])
+deciding("approval: the rule answers something else", Approved, requires_approval=lambda value: value)
+deciding("approval: asked again, it raises", Approved, still_valid=lambda value: {}[value])
+deciding("approval: not valid any more", Approved, still_valid=lambda value: False)
+
+
 @source("exception: of inner tasks")
 def _inner_tasks(play: Play) -> object:
     async def fail() -> None:
@@ -499,6 +537,8 @@ class Seen:
     trace: str = ""
     trace_json: str = ""
     warnings: str = ""
+    written: str = ""
+    listed: str = ""
 
     @property
     def own(self) -> list[Result]:
@@ -517,7 +557,7 @@ def _lines(found: Iterator[object] | list[object]) -> str:
 
 def _own_content(seen: Seen) -> str:
     """Contents of the source's own results, less those that may hold it."""
-    free = {"nothing": (), "content": ("ok",), "words": ("ok", "error")}[seen.allowed]
+    free = {"nothing": (), "content": ("ok",), "words": ("ok", "error"), "reason": ("rejected",)}[seen.allowed]
     return _lines([result.content for result in seen.own if result.outcome not in free])
 
 
@@ -526,7 +566,7 @@ def _sent(seen: Seen) -> str:
     told = []
     for batch in seen.batches:
         for form in ("openai", "anthropic", "towerman"):
-            messages = batch.messages(form)
+            messages = batch.messages(form, pending="refuse")
             parts = messages[0]["content"] if form == "anthropic" else messages
             assert isinstance(parts, list)
             told += [json.dumps(part) for part, result in zip(parts, batch, strict=True) if result in seen.others]
@@ -543,10 +583,12 @@ SINKS: dict[str, Callable[[Seen], str]] = {
     "warnings": lambda seen: seen.warnings,
     "towerman trace": lambda seen: seen.trace,
     "towerman trace --json": lambda seen: seen.trace_json,
+    "journal: all but the tables of values": lambda seen: seen.written,
+    "towerman journal": lambda seen: seen.listed,
     "timeline": lambda seen: _lines([batch.timeline() for batch in seen.batches]),
     "spans": lambda seen: _lines([repr(batch.spans()) for batch in seen.batches]),
     "message of its own result": lambda seen: _lines(
-        [result.message for result in seen.own if seen.allowed != "words" or result.ok]
+        [result.message for result in seen.own if seen.allowed not in ("words", "reason") or result.ok]
     ),
     "content of its own result": _own_content,
     "waited_for": lambda seen: _lines([result.waited_for for result in (*seen.own, *seen.others)]),
@@ -597,12 +639,24 @@ def living() -> list[str]:
     return found
 
 
+def written_down(path: Path) -> str:
+    """All that stands in a journal beside the tables that values are in, also as text where it is bytes."""
+    db = sqlite3.connect(path)
+    tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    values = {"answers", "arguments", "blob_parts"}
+    assert values <= set(tables)
+    cells = [cell for name in set(tables) - values for row in db.execute(f"SELECT * FROM {name}") for cell in row]
+    db.close()
+    return _lines([cell.decode("latin-1") + cell.hex() if isinstance(cell, bytes) else cell for cell in cells])
+
+
 async def perform(play: Play, seen: Seen, given: object, deny: str | None) -> None:
     """Two runs want the same at once, beside bystanders; whoever looks on looks while they run."""
+    named = "batch" if play.tower.options.journal is not None else None
 
     async def one(run: Run, what: object) -> None:
         try:
-            await run.execute(what)
+            await run.execute(what, batch_id=named)
         except (Exception, SystemExit) as error:
             seen.errors.append(error)
         if run.last_batch is not None:
@@ -618,7 +672,8 @@ async def perform(play: Play, seen: Seen, given: object, deny: str | None) -> No
     loop.set_debug(True)
     loop.slow_callback_duration = 0  # every callback is logged, with what asyncio shows of it
     looking = asyncio.ensure_future(look())
-    async with play.tower.run("first", deny=deny) as a, play.tower.run("second", deny=deny) as b:
+    people: dict[str, Any] = {"deny": deny, "approver": play.approver}
+    async with play.tower.run("first", **people) as a, play.tower.run("second", **people) as b:
         seen.runs = [a, b]
         by = [Call("bystander", {}, "by0")]
         async with asyncio.TaskGroup() as group:
@@ -633,7 +688,9 @@ def _is_calls(given: object) -> bool:
     return isinstance(given, list) and all(isinstance(call, Call) for call in given)
 
 
-CASES = [(name, False) for name in SOURCES] + [(name, True) for name in SOURCES if name.startswith("exception")]
+CASES = [(name, False, False) for name in SOURCES]
+CASES += [(name, True, False) for name in SOURCES if name.startswith("exception")]
+CASES += [(name, False, True) for name in SOURCES if not name.startswith("no batch")]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -645,19 +702,23 @@ def _quick_to_look() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.mark.parametrize(("name", "debug"), CASES)
+@pytest.mark.parametrize(("name", "debug", "journal"), CASES)
 def test_g8_r130_p92_a_secret_is_in_no_sink(
     name: str,
     debug: bool,
+    journal: bool,
     stage: Stage,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A secret in this place of a batch is in no record, log, drawing, message to others, repr or output (G8, R-130,
-    P-92). `debug=True` prints the handler's tracebacks to stderr, on purpose, and changes nothing else.
+    P-92). `debug=True` prints the handler's tracebacks to stderr, on purpose, and changes nothing else. With a journal
+    it is in the tables of values at most.
     """
     make, allowed, options = SOURCES[name]
+    if journal:
+        options = {**options, "journal": tmp_path / "j.db"}
     path = tmp_path / "trace.jsonl"
     observer = JsonlObserver(path)
     caplog.set_level(logging.DEBUG)
@@ -690,6 +751,14 @@ def test_g8_r130_p92_a_secret_is_in_no_sink(
         assert command(["trace", str(path), "--json"]) == 0
         seen.trace, told = capfd.readouterr()
         assert not leaks(told)
+    if journal:
+        play.tower._journal.counts().result()  # type: ignore[union-attr]
+        seen.written = written_down(tmp_path / "j.db")
+        for words in (["show"], ["show", "--json"], ["unknown"], ["unknown", "--json"]):
+            assert command(["journal", *words, "--journal", str(tmp_path / "j.db")]) in (0, 1)
+        seen.listed, told = capfd.readouterr()
+        assert not leaks(told)
+        assert seen.listed.count('"calls": [') == 2
     seen.log = "\n".join(
         f"{record.getMessage()} {record.exc_text} {record.args}"
         for record in caplog.records

@@ -62,6 +62,9 @@ def test_r140_the_built_in_desk_is_looked_at(tmp_path: Any) -> None:
         ("warning", "write_without_identity", "tool edit_file"),
         ("warning", "write_without_identity", "tool refund_order"),
         ("warning", "similar_resources", "tools refund_order, list_orders"),
+        ("note", "needs_approval", "tool refund_order"),
+        ("note", "approval_without_secret", "tower"),
+        ("note", "no_journal", "tower"),
         ("note", "limit_without_queue_bound", "pool crm"),
     ]
     assert not report.ok
@@ -287,8 +290,13 @@ def write_of_a_whole_tree() -> Tower:
         case(queueing_all, ("warning", "no_call_cap", "tower")),
         case(run_above_process, ("note", "limit_without_effect", "tower")),
         case(result_above_batch, ("note", "limit_without_effect", "tower")),
-        case(write_of_unknown_repeat, ("warning", "write_without_identity", "tool t0"), verdict="yyyyyypuy"),
-        case(write_that_says_no, verdict="yyyyyyyuy"),
+        case(
+            write_of_unknown_repeat,
+            ("warning", "write_without_identity", "tool t0"),
+            ("note", "no_journal", "tower"),
+            verdict="yyyyyypuy",
+        ),
+        case(write_that_says_no, ("note", "no_journal", "tower"), verdict="yyyyyyyuy"),
         case(pool_without_bound, ("note", "limit_without_queue_bound", "pool p")),
         case(pool_bounded_by_its_tools),
         case(pool_for_which_nobody_waits),
@@ -296,6 +304,7 @@ def write_of_a_whole_tree() -> Tower:
         case(own_limit_that_refuses),
         case(
             deferring_without_bounds,
+            ("warning", "journal_in_memory", "tower"),
             ("note", "deferred_without_queue_bound", "tool t0"),
             ("note", "deferring_without_limit", "tool t0"),
             ("note", "deferred_write_may_need_a_person", "tool t1"),
@@ -378,12 +387,12 @@ def test_the_gravest_come_first_and_alike_ones_are_read_together() -> None:
         {"independent": None},
     )
     report = tower.check()
-    assert [one.severity for one in report.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"]
-    assert (len(report.of("error")), len(report.of("warning")), len(report.of("note"))) == (2, 2, 1)
+    assert [one.severity for one in report.findings] == ["error"] * 2 + ["warning"] * 2 + ["note"] * 2
+    assert (len(report.of("error")), len(report.of("warning")), len(report.of("note"))) == (2, 2, 2)
     text = str(report)
     assert text.count("[undeclared_access]") == text.count("[write_without_identity]") == 1
     assert "tools t0, t1: It may have an effect" in text
-    assert "Findings: 2 errors, 2 warnings, 1 note" in text
+    assert "Findings: 2 errors, 2 warnings, 2 notes" in text
 
 
 def test_the_text_shows_answers_scopes_and_fixes() -> None:

@@ -898,6 +898,59 @@ def test_g8_no_key_is_shown() -> None:
 # The state machine: any batch, any interleaving.
 
 
+@given(batch=batches(10), data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_s3_who_waits_for_a_held_call_is_held_and_nobody_else(
+    batch: tuple[list[tuple[int, ...]], list[tuple[Hold, ...]]], data: st.DataObject
+) -> None:
+    """S3: a call that is ready and does not go on holds all that wait for it, directly or not, by needs or by order;
+    all others go on, and nothing that is held becomes ready.
+    """
+    needs, holds = batch
+    size = len(needs)
+    plan = Plan(size, needs, holds)
+    before: list[set[int]] = [set(wanted) for wanted in needs]
+    for a, b in closure(conflict_pairs(needs, holds)):
+        before[b].add(a)
+    fates = {index: data.draw(st.sampled_from(("ok", "ok", "failed", "held"))) for index in range(size)}
+    todo = list(plan.start())
+    done: dict[int, str] = {}
+    held: set[int] = set()
+    while todo:
+        index = todo.pop(data.draw(st.integers(0, len(todo) - 1)))
+        assert index not in held
+        done[index] = fates[index]
+        if fates[index] == "held":
+            more = plan.hold(index)
+            assert more == sorted(more)
+            assert not held & set(more)
+            held |= set(more)
+            assert plan.hold(index) == []
+        else:
+            ready, skipped = plan.seal(index, fates[index] == "ok")
+            todo += [*ready, *plan.end(index)]
+            done.update((one, "skipped") for one, _ in skipped)
+        plan.validate()
+    assert not held & done.keys()
+    assert held | done.keys() == set(range(size))
+    holding = {index for index, fate in done.items() if fate == "held"}
+    for index in held:
+        reached, stack = set[int](), [index]
+        while stack:
+            for other in before[stack.pop()] - reached:
+                reached.add(other)
+                stack.append(other)
+        assert reached & holding, f"{index} is held for nothing"
+    for index in set(range(size)) - held - holding:
+        if done[index] != "skipped":
+            assert not any(other in held | holding for other in before[index])
+
+
+def test_without_edges_nobody_is_held() -> None:
+    """A plan without an edge keeps no state, and holds nobody."""
+    assert Plan(3).hold(1) == []
+
+
 class PlanMachine(RuleBasedStateMachine):
     """Random batches, sealed and ended in any order, with failures and calls given up while they wait."""
 

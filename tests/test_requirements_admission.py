@@ -695,7 +695,7 @@ def test_r68_the_queue_is_bounded(bound: str, stage: Stage) -> None:
 
 def test_r69_r71_presets_are_waiting_policies_in_a_word(stage: Stage) -> None:
     """R-69, R-71: "read" waits with a deadline; "background" stands in a bounded queue, so that a background run cannot
-    hold memory for ever; what is said beside a preset wins. (R-70's preset comes with approvals.)
+    hold memory for ever; what is said beside a preset wins. (R-70's is held in test_approving.)
     """
     tower = stage.tower(max_concurrency=1, when_busy="reject")
     tower.add_tool(worker(stage), name="look", independent=True, preset="read")

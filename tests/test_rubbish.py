@@ -16,7 +16,20 @@ from typing import Any
 
 import pytest
 
-from towerman import Budget, Call, InputError, PolicyError, Pool, RateLimited, Retry, ToolError, Tower, Worker
+from towerman import (
+    Approved,
+    Budget,
+    Call,
+    Denied,
+    InputError,
+    PolicyError,
+    Pool,
+    RateLimited,
+    Retry,
+    ToolError,
+    Tower,
+    Worker,
+)
 
 
 class Hostile:
@@ -95,7 +108,7 @@ def one_batch(tower: Tower, calls: object, **options: Any) -> Any:
     """Run it; everything that can be asked of the results is asked."""
     done = asyncio.run(tower.execute(calls, **options))
     for form in ("openai", "anthropic", "towerman"):
-        json.dumps(done.turn(form)).encode()
+        json.dumps(done.turn(form, pending="refuse")).encode()
     done.timeline()
     repr(list(done))
     tower.validate()
@@ -148,6 +161,8 @@ TOOL_OPTIONS = [
     "merge",
     "run_in",
     "own_task",
+    "requires_approval",
+    "still_valid",
 ]
 
 
@@ -188,7 +203,19 @@ def test_options_of_a_pool(option: str, rubbish: Any) -> None:
 @each
 @pytest.mark.parametrize(
     "option",
-    ["run_id", "tenant", "deps", "priority", "budget", "deadline", "allow", "deny", "max_concurrency", "fail_fast"],
+    [
+        "run_id",
+        "tenant",
+        "deps",
+        "priority",
+        "budget",
+        "deadline",
+        "allow",
+        "deny",
+        "max_concurrency",
+        "fail_fast",
+        "approver",
+    ],
 )
 def test_options_of_a_run(option: str, rubbish: Any) -> None:
     """R-51, R-52: each option of a run is checked, or the run works."""
@@ -258,6 +285,16 @@ def test_everything_else(rubbish: Any) -> None:
     taken(lambda: done.messages(rubbish), "format")
     taken(lambda: done.turn(rubbish), "format")
     taken(lambda: done.timeline(rubbish), "width")
+    taken(lambda: done.messages(pending=rubbish), "pending")
+    taken(lambda: done.turn(pending=rubbish), "pending")
+    taken(lambda: Denied(rubbish), "Denied.reason")
+    taken(lambda: Approved(rubbish), "Approved.arguments")
+    taken(lambda: Approved(expires_in=rubbish), "Approved.expires_in")
+    state = done.state()
+    taken(lambda: asyncio.run(tower.run().resume(rubbish, {})), "state")
+    taken(lambda: asyncio.run(tower.run().resume(state, rubbish)), "decisions")
+    taken(lambda: asyncio.run(tower.run().resume(state, {"x": rubbish})), "decisions")
+    taken(lambda: asyncio.run(tower.run().resume(state, {}, on_result=rubbish)), "on_result")
     taken(lambda: tower.flush(rubbish), "timeout")
     taken(lambda: tower.read(rubbish), "handle")
     large = Tower(max_result_bytes=512)
@@ -279,6 +316,33 @@ def test_everything_else(rubbish: Any) -> None:
     for option in ("reason", "call_id", "index"):
         taken(lambda option=option: run.cancel(**{option: rubbish}), option)  # type: ignore[misc]
     tower.close()
+
+
+@each
+def test_g1_what_an_approver_answers(rubbish: Any) -> None:
+    """G1, S4: an approver that answers anything, and edited arguments that are anything: one result, and nothing runs
+    that was not approved.
+    """
+    tower = Tower()
+    ran: list[int] = []
+
+    @tower.tool(independent=True, requires_approval=True)
+    async def act(a: int = 1) -> int:
+        ran.append(a)
+        return a
+
+    async def answers(request: object) -> Any:
+        return rubbish
+
+    async def edits(request: object) -> Any:
+        return Approved({"a": rubbish})
+
+    (result,) = one_batch(tower, [Call("act", {})], approver=answers)
+    assert result.code == "approval_missing"
+    assert not ran
+    (result,) = one_batch(tower, [Call("act", {})], approver=edits)
+    assert result.code in (None, "invalid_arguments")
+    assert all(type(one) is int for one in ran)
 
 
 @each

@@ -21,7 +21,7 @@ from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Group, Plan
-from towerman.policy import Budget, OnResult, shown, whole
+from towerman.policy import Budget, OnResult, whole, word
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
 from towerman.tokens import Counter
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
+
+Pending = Literal["raise", "refuse"]
+"""What messages do where calls wait for a person."""
 
 NOT_STARTED: Final = -1.0
 """A job's start before its first line is reached."""
@@ -649,6 +652,7 @@ class Work:
         asking: by index, the tasks of approvers that are asked now.
         resumed: of a batch that is gone on with, by index what was written down of calls that were open then.
         key: of the digests in what was written down then.
+        origin: the id of the run that it was begun in; empty for a batch that begins here.
         decided: of a batch that is gone on with, what was decided meanwhile and is not told yet.
         closed: by name, what became of approvals of this batch that are not open any more.
         again: by index, the calls that are tried more than once; None where there are none.
@@ -693,6 +697,7 @@ class Work:
         "notice",
         "number",
         "on_result",
+        "origin",
         "parent",
         "plan",
         "reasons",
@@ -735,6 +740,7 @@ class Work:
         self.asking: dict[int, object] | None = None
         self.resumed: Mapping[int, Open] | None = None
         self.key = b""
+        self.origin = ""
         self.decided: list[tuple[int, Approval, str]] = []
         self.closed: dict[str, ApprovalState] = {}
         self.again: dict[int, Again] | None = None
@@ -862,7 +868,7 @@ class BatchResult(Sequence[Result]):
         return [
             (result.index, gated[result.index])
             for result in self._results
-            if result.outcome == "pending" and result.index in gated
+            if result.outcome == "pending" and result.handle is None and result.index in gated
         ]
 
     def state(self) -> str:
@@ -921,15 +927,13 @@ class BatchResult(Sequence[Result]):
                 closed[approval.approval_id] = approval.state
         return closed
 
-    def _answers(self, pending: Literal["raise", "refuse"]) -> tuple[Result, ...]:
+    def _answers(self, pending: Pending) -> tuple[Result, ...]:
         """The results as they may go to the provider.
 
         Raises:
             PolicyError: some are pending, and it was not said what to do about that.
         """
-        given: object = pending
-        if given not in ("raise", "refuse"):
-            raise PolicyError(f"pending: 'raise' or 'refuse'; got {shown(given)}")
+        word("pending", pending, Pending)
         # What is deferred has a handle: the model is told that, and need not wait for it.
         waiting = [result for result in self._results if result.outcome == "pending" and result.handle is None]
         if not waiting:
@@ -955,9 +959,7 @@ class BatchResult(Sequence[Result]):
                     approval.settle(answers[index])
         return tuple(answers.get(result.index, result) for result in self._results)
 
-    def messages(
-        self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise"
-    ) -> list[dict[str, object]]:
+    def messages(self, format: str | None = None, pending: Pending = "raise") -> list[dict[str, object]]:
         """The results as the provider takes them, without the assistant message.
 
         Args:
@@ -975,7 +977,7 @@ class BatchResult(Sequence[Result]):
 
         return adapters.encode(self._batch, self._answers(pending), format)
 
-    def turn(self, format: str | None = None, pending: Literal["raise", "refuse"] = "raise") -> list[dict[str, object]]:
+    def turn(self, format: str | None = None, pending: Pending = "raise") -> list[dict[str, object]]:
         """The assistant message and its results, ready to be appended to the conversation.
 
         Ids agree between the two even where the provider's were missing or repeated.

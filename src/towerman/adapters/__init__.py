@@ -28,8 +28,6 @@ __all__ = [
     "decode",
     "detect",
     "encode",
-    "plain_call",
-    "plain_message",
     "provider_options",
     "schemas",
     "turn",

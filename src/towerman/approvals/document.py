@@ -113,6 +113,7 @@ _RESULT: Final = (
     "original_bytes",
     "handle",
     "shared_with",
+    "replayed",
 )
 """What is kept of a result: all but what lives in one process only, its value and its exception."""
 
@@ -138,6 +139,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         "message": batch.message,
         "truncated": batch.truncated,
         "response_id": batch.response_id,
+        "batch_id": batch.batch_id,
         "calls": [
             {
                 "tool": call.tool,
@@ -282,6 +284,7 @@ _PAYLOAD: Final[Mapping[str, Field]] = {
     "message": _is_object_or_none,
     "truncated": _is_flag,
     "response_id": _is_text_or_none,
+    "batch_id": _is_text_or_none,
     "calls": lambda value: isinstance(value, list),
     "results": lambda value: isinstance(value, list),
     "open": lambda value: isinstance(value, list),
@@ -300,7 +303,7 @@ _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "index": _is_count,
     "call_id": _is_text,
     "tool": _is_text,
-    "outcome": lambda value: value is not None and value != "pending" and _one_of(Outcome)(value),
+    "outcome": lambda value: value is not None and _one_of(Outcome)(value),
     "code": _one_of(Code, None),
     "message": _is_text,
     "content": _is_text,
@@ -316,6 +319,7 @@ _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "original_bytes": _is_count,
     "handle": _is_text_or_none,
     "shared_with": lambda value: value is None or _is_count(value),
+    "replayed": _is_flag,
 }
 
 _OPEN: Final[Mapping[str, Field]] = {
@@ -369,6 +373,7 @@ def _suspended(payload: object) -> Suspended:
         cast("dict[str, object] | None", given["message"]),
         cast("bool", given["truncated"]),
         cast("str | None", given["response_id"]),
+        cast("str | None", given["batch_id"]),
     )
     return Suspended(
         batch,
@@ -397,7 +402,9 @@ def _results(given: Sequence[object], size: int) -> tuple[Result | None, ...]:
             found.append(None)
             continue
         fields = _checked(one, _RESULT_FIELDS, f"results[{place}]")
-        if fields["index"] != place or (fields["code"] is None) != (fields["outcome"] == "ok"):
+        # What is in a durable queue has an answer that stays, and the handle under which it is looked after.
+        queued = fields["outcome"] != "pending" or fields["handle"] is not None
+        if fields["index"] != place or (fields["code"] is None) != (fields["outcome"] == "ok") or not queued:
             raise _Wrong(f"results[{place}]")
         fields["waited_for"] = tuple(cast("list[str]", fields["waited_for"]))
         found.append(make_result(**fields))  # type: ignore[arg-type]  # every field was looked at

@@ -138,6 +138,8 @@ def _apart(declared: Declared) -> _Said:
     spent = [f"{name} {budget}" for name, budget in tower.budgets.items()]
     amounts = f"budgets: {'; '.join(spent)}" if spent else "no budget is declared, and a run may bring one"
     told = f"No concurrency limit here stands for a rate or a budget; {starts}; {amounts}; {cap}"
+    if tower.journal is not None:
+        told += "; what is begun is written down in a journal"
     again = [f"{tool.name} {shown(tool.retry.max_attempts)}" for tool in declared.tools if tool.retry is not None]
     tried = f" Attempts: {listed(again)}." if again else ""
     if unsaid:

@@ -183,6 +183,28 @@ def _approvals(declared: Declared) -> Iterator[Finding]:
             )
 
 
+def _journal(declared: Declared) -> Iterator[Finding]:
+    risky = [tool.name for tool in declared.tools if not tool.policy.repeatable]
+    journal = declared.tower.journal
+    if journal is None and risky:
+        yield Finding(
+            "note",
+            "no_journal",
+            "tower",
+            f"Nothing is written down of calls that change something ({listed(risky)}): after a crash nobody knows "
+            "which of them took effect, and a batch that is handed in again runs again.",
+            'journal="towerman.db", and a run_id for each run',
+        )
+    if journal == ":memory:":
+        yield Finding(
+            "warning",
+            "journal_in_memory",
+            "tower",
+            "journal=':memory:' forgets everything when the process ends.",
+            'journal="towerman.db"',
+        )
+
+
 def _sharing(declared: Declared) -> Iterator[Finding]:
     alone = declared.tower.max_calls_per_batch == 1 and declared.tower.on_excess == "tell"
     for tool in declared.tools:
@@ -510,6 +532,7 @@ _LOOKS: Final = (
     _access,
     _identity,
     _approvals,
+    _journal,
     _sharing,
     _threads,
     _pools,

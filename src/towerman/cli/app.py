@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from towerman.cli.inbox import approvals_app
 from towerman.cli.journal import journal_app
 from towerman.cli.queue import add_commands
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 
 app.add_typer(journal_app)
+app.add_typer(approvals_app)
 add_commands(app)
 
 _EXIT_CODES = (
@@ -124,8 +126,9 @@ def demo(
 
     They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files
     in a temporary folder. Two updates go to one ticket, two edits to one file, four calls want a pool of 2; one call
-    fails, one names an unknown tool, one has broken JSON and one is more than the run's budget, on purpose. The exit
-    code is 0 when every call ends as promised and database and files hold what they should, else 1.
+    waits for the shift lead's approval and then fails, one names an unknown tool, one has broken JSON and one is more
+    than the run's budget, on purpose. The exit code is 0 when every call ends as promised and database and files hold
+    what they should, else 1.
     """
     from towerman.adapters import decode
     from towerman.cli.show import ForPeople, ForPrograms
@@ -145,7 +148,7 @@ def demo(
             )
         desk = Desk(folder)
         tower = open_tower(desk, observers=[*face.observers, *recorders])
-        ending = perform(tower, batch, "demo", face)
+        ending = perform(tower, batch, "demo", face, approver=desk.shift_lead)
         lost = _close_recorders(tower, recorders)
         early = ending.exit_code()
         if early is not None:
@@ -183,6 +186,10 @@ def run(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="OUT", help="Where to write what is left of a batch that waits for approval."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the messages for the provider as JSON, also on a terminal.")
     ] = False,
@@ -193,6 +200,10 @@ def run(
     timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
     nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
     far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
+
+    Calls that need a person's approval are asked about on the terminal once all others are done. Where there is no
+    terminal they do not run; with --state the batch is written to that file, arguments and results with it, for
+    Run.resume, and stdout gets what it waits for.
     """
     from towerman.cli.load import load_tower, read_batch, shown
     from towerman.cli.show import ForPeople, ForPrograms
@@ -210,7 +221,7 @@ def run(
         for observer in watching:
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
-        ending = perform(tower, batch, None, face)
+        ending = perform(tower, batch, None, face, state)
         lost = _close_recorders(tower, recorders)
     return max(lost, _verdict(shown(calls), batch, ending))
 

@@ -108,7 +108,7 @@ def opened(path: Path) -> Iterator[Journal]:
         journal.close()
 
 
-def _ask(path: Path, what: Callable[[Journal], T]) -> T | None:
+def asked(path: Path, what: Callable[[Journal], T]) -> T | None:
     """Ask a journal; None, and a complaint, where it cannot be read or written now.
 
     Raises:
@@ -143,7 +143,7 @@ def show(
     """
     path = find_journal(journal, config)
     wanted = None if state is None else state.value
-    found = _ask(
+    found = asked(
         path,
         lambda one: (
             one.calls(run_id=run_id, tool=tool, state=wanted, limit=limit).result(),  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def unknown(
     resolve.
     """
     path = find_journal(journal, config)
-    records = _ask(path, lambda one: one.unknown(limit).result())
+    records = asked(path, lambda one: one.unknown(limit).result())
     if records is None:
         return NOT_OK
     if as_json:
@@ -209,7 +209,7 @@ def resolve(
         raise Wrong("resolve: say --applied or --not-applied")
     path = find_journal(journal, config)
     try:
-        records = _ask(path, lambda one: one.settle_all(numbers, applied=applied, by=by, note=note).result())
+        records = asked(path, lambda one: one.settle_all(numbers, applied=applied, by=by, note=note).result())
     except Unsettled as wrong:
         raise Wrong(f"resolve: {wrong}; nothing was changed") from None
     if records is None:
@@ -242,7 +242,7 @@ def prune(
     except ValueError as wrong:
         raise Wrong(f"--older-than {older_than}: {wrong}") from None
     path = find_journal(journal, config)
-    done = _ask(path, lambda one: one.prune(seconds))
+    done = asked(path, lambda one: one.prune(seconds))
     if done is None:
         return NOT_OK
     counts = {
@@ -265,7 +265,7 @@ def migrate(journal: _Path = None, config: _Config = None, as_json: _Json = Fals
     A tower does so by itself when it opens the file. A file of a later version is refused.
     """
     path = find_journal(journal, config)
-    found = _ask(path, lambda one: one.migrate())
+    found = asked(path, lambda one: one.migrate())
     if found is None:
         return NOT_OK
     if as_json:

@@ -76,6 +76,8 @@ class Board:
             if event.kind == "waiting":
                 line.state, line.since = "waiting", event.time
                 line.blocker = printable((event.waiting_for or "").removeprefix("resource "))
+            elif event.kind == "approval_asked":
+                line.state, line.since, line.blocker = "waiting", event.time, "a person's approval"
             elif event.kind == "started":
                 line.state, line.since, line.blocker = "running", event.time, ""
             elif event.kind == "retrying":

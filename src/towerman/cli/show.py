@@ -142,9 +142,22 @@ class ForPrograms:
         """Nothing is shown while the batch runs."""
         return nullcontext()
 
-    def show(self, result: BatchResult) -> None:
-        """Print the messages for the provider."""
-        write_json(result.messages(), self._out)
+    def show(self, result: BatchResult, *, kept: bool = False) -> None:
+        """Print the messages for the provider; where the batch is `kept` to be gone on with, what it waits for."""
+        told: object = None
+        if kept and result.pending:
+            told = {
+                "pending": [
+                    {
+                        "approval_id": request.approval_id,
+                        "tool": request.tool,
+                        "call_id": request.call_id,
+                        "expires_in": request.expires_in,
+                    }
+                    for request in result.pending
+                ]
+            }
+        write_json(told or result.messages(pending="refuse"), self._out)
         self._out.flush()
 
 
@@ -181,7 +194,7 @@ class ForPeople:
             get_renderable=lambda: self._board.table(rows), console=screen, refresh_per_second=12, transient=True
         )
 
-    def show(self, result: BatchResult) -> None:
+    def show(self, result: BatchResult, *, kept: bool = False) -> None:
         """Print the timeline and the results."""
         from towerman.timeline import draw
 

@@ -13,6 +13,9 @@ from towerman.cli.words import INTERRUPTED, NOT_OK, complain
 from towerman.clock import RealClock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from towerman.approvals import Approved, Approver, Denied
     from towerman.calls import Batch
     from towerman.cli.show import ForPeople, ForPrograms
     from towerman.tower import Tower
@@ -59,8 +62,17 @@ def holds_exit(error: BaseException | None) -> bool:
     return error is not None and exit_in(error) is not None
 
 
-def perform(tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms) -> Ending:
+def perform(
+    tower: Tower,
+    batch: Batch,
+    run_id: str | None,
+    face: ForPeople | ForPrograms,
+    state: Path | None = None,
+    approver: Approver | None = None,
+) -> Ending:
     """Run one batch to its end and show what came of it.
+
+    Calls that need approval are asked about at the terminal, once everything else is done.
 
     Ctrl-C and SIGTERM cancel the run: what is running is asked to stop, everything is sealed, and the results are
     shown. Work that goes on after its result then gets the tower's `grace` to end; another Ctrl-C leaves at once.
@@ -70,34 +82,86 @@ def perform(tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | Fo
         batch: as an adapter read it.
         run_id: of the run.
         face: shows it.
+        state: a file for what is left of the batch where calls still wait for a person.
+        approver: is asked in the place of whoever sits at the terminal.
 
     A tool that raises SystemExit or KeyboardInterrupt ends the batch: it is sealed and shown, then that is told.
     """
-    return asyncio.run(_perform(tower, batch, run_id, face))
+    return asyncio.run(_perform(tower, batch, run_id, face, state, approver))
 
 
-async def _perform(tower: Tower, batch: Batch, run_id: str | None, face: ForPeople | ForPrograms) -> Ending:
+async def _perform(
+    tower: Tower,
+    batch: Batch,
+    run_id: str | None,
+    face: ForPeople | ForPrograms,
+    state: Path | None,
+    approver: Approver | None,
+) -> Ending:
     task = asyncio.current_task()
     assert task is not None
     with _on_sigterm(task.cancel):
         result: BatchResult | None
         interrupted = False
         left: BaseException | None = None
+        later: set[str] = set()
         try:
-            async with tower.run(run_id) as run:
-                with face.live():
-                    try:
+            async with tower.run(run_id, approver=approver) as run:
+                try:
+                    with face.live():
                         result = await run.execute(batch)
-                    except asyncio.CancelledError:
-                        result, interrupted = run.last_batch, True
-                    except (KeyboardInterrupt, SystemExit) as caught:
-                        result, left = run.last_batch, caught
+                    while decisions := await _decisions(result, later):
+                        with face.live():
+                            result = await run.resume(result.state(), decisions)
+                except asyncio.CancelledError:
+                    result, interrupted = run.last_batch, True
+                except (KeyboardInterrupt, SystemExit) as caught:
+                    result, left = run.last_batch, caught
             if result is not None:
-                face.show(result)
+                if result.pending:
+                    _leave(result, state)
+                face.show(result, kept=state is not None)
             await _linger(tower)
         finally:
             tower.flush()
     return Ending(result, interrupted, left)
+
+
+async def _decisions(batch: BatchResult, later: set[str]) -> dict[str, Approved | Denied | None]:
+    """What the person at the terminal decides about calls that wait for one; nothing where nobody is there.
+
+    Args:
+        batch: whose calls they are.
+        later: those about which nothing was said, and which are not asked about again.
+    """
+    from towerman.terminal import ask_terminal
+
+    found: dict[str, Approved | Denied | None] = {}
+    for request in batch.pending:
+        if request.approval_id in later:
+            continue
+        later.add(request.approval_id)
+        try:
+            decision = await asyncio.wait_for(ask_terminal(request), max(request.expires_in, 0.001))
+        except TimeoutError:
+            continue
+        if decision is not None:
+            found[request.approval_id] = decision
+    return found
+
+
+def _leave(batch: BatchResult, state: Path | None) -> None:
+    """Calls still wait for a person when the command ends: say so, and keep what is left."""
+    told = ", ".join(f"{request.tool} ({request.approval_id})" for request in batch.pending)
+    if state is None:
+        complain(f"nobody has approved {told}: not run; --state FILE keeps such a batch, to be gone on with")
+        return
+    try:
+        state.write_text(batch.state(), encoding="utf-8")
+    except OSError as problem:
+        complain(f"--state {state}: cannot be written: {problem.strerror or type(problem).__name__}")
+    else:
+        complain(f"waiting for approval: {told}; what is left of the batch is in {state}")
 
 
 async def _linger(tower: Tower) -> None:

@@ -137,6 +137,8 @@ def check(desk: Desk, results: Sequence[Result]) -> tuple[list[str], list[str]]:
     look(seen and values.get(10) == draft, "the two reads came after the writes before them and saw them whole")
     untouched = tickets[1] == ("new", "normal") and state == "unpaid"
     look(untouched, "the refused and the failed calls changed nothing")
+    asked = results[12].waited_for == ("approval",) if len(results) > 12 else False
+    look(asked and len(desk.asked) == 1, "the refund was tried only once the shift lead had approved it")
     look(desk.crm_peak <= 2, "the CRM never saw more than 2 requests at a time")
     look(desk.carrier_asked == 1, "the carrier was asked once, as often as the run may pay for")
     return kept, broken

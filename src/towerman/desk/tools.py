@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towerman.approvals import ApprovalRequest, Approved
 from towerman.desk.world import DATABASE, FILES, make_world
 from towerman.errors import ToolError
 
@@ -36,6 +37,8 @@ class Desk:
         """The most requests that the CRM has seen at one time, as counted by the CRM."""
         self.carrier_asked = 0
         """How often the carrier was asked, as counted by the carrier."""
+        self.asked: list[str] = []
+        """The calls that the shift lead was asked about, by their ids."""
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -187,6 +190,12 @@ class Desk:
             database.execute("UPDATE orders SET state = 'refunded' WHERE id = ?", (order_id,))
         return "paid back"
 
+    async def shift_lead(self, request: ApprovalRequest) -> Approved:
+        """Who approves refunds at this desk: a person on a phone, who says yes after a moment."""
+        self.asked.append(request.call_id)
+        await asyncio.sleep(0.2 * self._pace)
+        return Approved()
+
 
 def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
     """A tower with the desk's tools: a pool of 2 for the CRM, a budget of one question to the carrier for each run, and
@@ -208,5 +217,5 @@ def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
     tower.add_tool(desk.read_file, reads="file:{path}")
     tower.add_tool(desk.edit_file, writes="file:{path}")
     tower.add_tool(desk.track_parcel, reads="parcel:{order_id}", spends={"inquiries": 1})
-    tower.add_tool(desk.refund_order, writes="order:{order_id}")
+    tower.add_tool(desk.refund_order, writes="order:{order_id}", requires_approval=True)
     return tower

@@ -25,25 +25,35 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from towerman import sealing
 from towerman.access import AccessRefused, within
 from towerman.arguments import ArgumentsRefused
+from towerman.bounds import EncodingError, encode
 from towerman.calls import Outcome
 from towerman.core import Refusal, condition
 from towerman.errors import Code
 from towerman.gate import NEVER
+from towerman.records import Approval as Kept
+from towerman.records import JournalUnavailable, Unsettled
 from towerman.runner import intake
 from towerman.runner.offering import Offering
 from towerman.runner.sealer import exit_in
-from towerman.trace import UNKNOWN_TOOL
+from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL
 from towerman.work import Slot, Want, Work
 
 if TYPE_CHECKING:
     from towerman.approvals import Approval, ApprovalRequest, Approver, Decision, Suspended
+    from towerman.journal import Journal
+
+T = TypeVar("T")
+
+MOST_SHOWN: Final = 65_536
+"""Bytes of a call's arguments that the journal keeps for the person who decides."""
 
 PERSON: Final = "approval"
 """What a call that was asked for has waited for, as people are shown it."""
@@ -53,6 +63,11 @@ _log: Final = logging.getLogger("towerman")
 
 class Asking(Offering):
     """Approvals of one loop's calls."""
+
+    @staticmethod
+    async def _asked(future: Future[T]) -> T:
+        """What the journal answers."""
+        raise NotImplementedError  # pragma: no cover - filing's
 
     def _settle(self, work: Work, index: int, ok: bool) -> None:
         """A call is sealed: let the plan go on."""
@@ -168,6 +183,7 @@ class Asking(Offering):
         now, wall, lifetime = core.now(), core.wall(), core.policy.approval_lifetime
         work.notice = suspended.notice
         work.resumed = suspended.opened
+        work.origin = suspended.run_id
         work.closed = dict(suspended.closed)
         work.key = bytes.fromhex(suspended.key) or keyed(core.secret or b"", "arguments of a batch state")
         for index, result in enumerate(suspended.results):
@@ -211,6 +227,92 @@ class Asking(Offering):
             why = "its time is over" if heard == "late" else f"it is {approval.state} already"
             _log.warning("approval %s: a decision is ignored, %s", approval.approval_id, why)
         return ""
+
+    async def decided(self, suspended: Suspended, given: Mapping[str, Decision]) -> dict[str, Decision]:
+        """What people have decided about the open calls of a batch: what the host says, and what is in the journal. Of
+        two decisions the first that was written down counts.
+
+        Args:
+            suspended: what was written down of the batch.
+            given: what the host says, by the names of approvals.
+        """
+        found = dict(given)
+        journal = self.core.journal
+        if journal is None:
+            return found
+        for written in suspended.opened.values():
+            name = written.approval_id
+            if not written.needed or written.state != "pending":
+                continue
+            try:
+                row = await self._written_down(journal, name, given.get(name))
+            except JournalUnavailable as trouble:
+                _log.warning("approvals in the journal could not be looked up: %s", trouble)
+                return found
+            if row is not None and row.state in ("approved", "denied"):
+                self._prefer(found, name, row)
+        return found
+
+    async def _written_down(self, journal: Journal, name: str, decision: Decision | None) -> Kept | None:
+        """The journal's row of an approval, once a decision was written there.
+
+        A yes that brings other arguments is the host's alone: the journal does not say which these are.
+        """
+        from towerman.approvals import Denied
+
+        if isinstance(decision, Denied) or (decision is not None and decision.arguments is None):
+            no = isinstance(decision, Denied)
+            until = None if isinstance(decision, Denied) or decision.expires_in is None else decision.expires_in
+            wall = self.core.wall()
+            try:
+                return await self._asked(
+                    journal.decide(
+                        name,
+                        not no,
+                        reason=decision.reason if isinstance(decision, Denied) else None,
+                        expires_at=None if until is None else wall + min(until, self.core.policy.approval_lifetime),
+                    )
+                )
+            except Unsettled:  # there is no such row, it is too late, or somebody has decided otherwise
+                pass
+        return await self._asked(journal.approval(name))
+
+    def _prefer(self, found: dict[str, Decision], name: str, row: Kept) -> None:
+        """The journal knows a decision: it counts."""
+        from towerman.approvals import Approved, Denied
+
+        mine = found.get(name)
+        if mine is not None and isinstance(mine, Denied) == (row.state == "denied"):
+            return
+        if mine is not None:
+            self._count("ignored")
+            _log.warning("approval %s is %s already; another decision is ignored", name, row.state)
+        left = row.expires_at - self.core.wall()
+        found[name] = Denied(row.reason or "") if row.state == "denied" else Approved(expires_in=max(left, 1e-6))
+
+    def _note_request(self, work: Work, index: int, approval: Approval) -> None:
+        """A call comes back pending: write down, where there is a journal, that a person is asked."""
+        core = self.core
+        journal = core.journal
+        if journal is None or not approval.open or approval.hidden:
+            return
+        call, run = work.calls[index], work.run
+        row = Kept(
+            approval.approval_id,
+            run.run_id,
+            str(call.tool)[: sealing.NAME_CHARACTERS],
+            bytes.fromhex(approval.digest),
+            core.wall() + approval.expires - core.now(),
+            str(call.id)[:ID_CHARACTERS],
+            work.number,
+            index,
+            run.tenant,
+        )
+        try:
+            shown = encode(dict(approval.snapshot or {}), MOST_SHOWN).text.encode()
+        except EncodingError:  # of arguments that JSON has no form for
+            shown = None
+        journal.ask_approval(row, shown).add_done_callback(partial(_not_noted, approval.approval_id))
 
     # ================================================================ asking
 
@@ -257,7 +359,8 @@ class Asking(Offering):
             self._undecided(work, index, approval)
             return
         try:
-            body = _consult(approver, self._request(work, index, approval))
+            answer = _Answer()
+            body = _consult(approver, self._request(work, index, approval), answer)
             try:
                 task = work.context.copy().run(self.loop.create_task, body)
             except Exception:
@@ -280,7 +383,7 @@ class Asking(Offering):
         due = min(approval.expires, work.run.limit)
         if due < self._timer_at:
             self._arm(due)
-        task.add_done_callback(partial(self._answer_came, work, index))
+        task.add_done_callback(partial(self._answer_came, work, index, answer))
         if work.closing is not None or work.results[index] is not None:  # an eager first step had it cancelled
             self._stop_asking(work, index)
 
@@ -306,11 +409,11 @@ class Asking(Offering):
             deepcopy(dict(approval.snapshot or {})),
         )
 
-    def _answer_came(self, work: Work, index: int, task: asyncio.Task[tuple[object, BaseException | None]]) -> None:
+    def _answer_came(self, work: Work, index: int, heard: _Answer, task: asyncio.Task[None]) -> None:
         """On the loop: an approver has ended, one way or another."""
         with self.core.lock:
             self.core.asking -= 1
-        answer, error = (None, asyncio.CancelledError()) if task.cancelled() else task.result()
+        answer, error = heard.value, asyncio.CancelledError() if task.cancelled() else heard.error
         waits = work.asking is not None and work.asking.get(index) is task
         if waits and work.asking is not None:
             del work.asking[index]
@@ -385,6 +488,7 @@ class Asking(Offering):
         core = self.core
         with core.lock:
             core.book.keep(approval, core.now())
+        self._note_request(work, index, approval)
         self._refuse(work, index, "approval_missing", message, "pending", waited_for=work.waited_for.get(index, ()))
         held = work.plan.hold(index)
         if held:
@@ -426,6 +530,7 @@ class Asking(Offering):
             self._begin_asking(work, index, approval, now)
         with core.lock:
             core.book.keep(approval, now)
+        self._note_request(work, index, approval)
         message = sealing.held_behind(culprit, work.calls[culprit])
         waited_for = work.waited_for.get(index, ())
         self._refuse(work, index, "held_behind", message, "pending", waited_for=waited_for)
@@ -594,17 +699,34 @@ class Asking(Offering):
             self.core.approvals[what] += 1
 
 
-async def _consult(approver: Approver, request: ApprovalRequest) -> tuple[object, BaseException | None]:
-    """Ask, and hand back whatever comes: an exit that the approver raises is for the batch and not for the loop."""
+class _Answer:
+    """What came of an approver. Not the result of its task, which asyncio's debug mode shows in the log."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self) -> None:
+        self.value: object = None
+        self.error: BaseException | None = None
+
+
+def _not_noted(name: str, done: Future[Kept]) -> None:
+    """On the journal's thread: was a request written down? The host has it in any case."""
+    problem = None if done.cancelled() else done.exception()
+    if problem is not None:
+        _log.warning("approval %s could not be written down: %s", name, type(problem).__name__)
+
+
+async def _consult(approver: Approver, request: ApprovalRequest, into: _Answer) -> None:
+    """Ask, and keep whatever comes: an exit that the approver raises is for the batch and not for the loop."""
     try:
         answer: object = approver(request)
         if inspect.isawaitable(answer):
             answer = await answer
+        into.value = answer
     except (GeneratorExit, asyncio.CancelledError):
         raise
     except BaseException as error:
-        return None, error
-    return answer, None
+        into.error = error
 
 
 def _is_no(decision: Decision) -> bool:

@@ -172,7 +172,7 @@ class Filing(Ending):
 
     async def _identities(self, work: Work) -> dict[int, Identity]:
         """By index, what those calls are found again by that have something; the others are marked as new."""
-        core, run, batch = self.core, work.run, work.batch
+        core = self.core
         assert work.filed is not None
         found: dict[int, Identity] = {}
         turn = core.now() + intake.SLICE
@@ -180,15 +180,7 @@ class Filing(Ending):
             if want is None:
                 continue
             call = work.calls[index]
-            one = identity(
-                want.of.name,
-                index,
-                run_id=run.run_id,
-                tenant=run.tenant,
-                idempotency_key=call.idempotency_key,
-                batch_id=batch.batch_id,
-                response_id=batch.response_id,
-            )
+            one = self._identity(work, index, want.of, call.idempotency_key)
             if one is not None:
                 found[index] = one
             elif not want.of.effect_free:
@@ -198,6 +190,25 @@ class Filing(Ending):
                 turn = core.now() + intake.SLICE
                 if _over(work):
                     break
+        return found
+
+    @staticmethod
+    def _identity(work: Work, index: int, tool: Tool, key: str | None) -> Identity | None:
+        """What a call is found again by. One that came back pending has a name of its own, if nothing else: whoever
+        goes on with its batch, in whatever process, finds what has run.
+        """
+        run, batch = work.run, work.batch
+        found = identity(
+            tool.name,
+            index,
+            run_id=work.origin or run.run_id,
+            tenant=run.tenant,
+            idempotency_key=key,
+            batch_id=batch.batch_id,
+            response_id=batch.response_id,
+        )
+        if found is None and work.resumed is not None and index in work.resumed:
+            return Identity("batch", ("", "approval", work.resumed[index].approval_id))
         return found
 
     def _all_unavailable(self, work: Work, found: Sequence[int], trouble: JournalUnavailable) -> None:
@@ -601,15 +612,7 @@ class Filing(Ending):
             if filed.key is None or core.journal_key is None:
                 return effect_key(filed.token, b"")
             return effect_key(core.journal_key, filed.key)
-        run, batch = work.run, work.batch
-        found = identity(
-            tool.name,
-            index,
-            run_id=run.run_id,
-            tenant=run.tenant,
-            batch_id=batch.batch_id,
-            response_id=batch.response_id,
-        )
+        found = self._identity(work, index, tool, None)
         if found is None:
             return None
         secret = core.policy.secret or ""

@@ -169,7 +169,8 @@ class Intake(Sealer):
         """Offer calls in a row; those among them that wait for a person are asked for."""
         if work.gated is not None:
             for index in range(first, stop):
-                if index in work.gated and not work.gated[index].cleared:
+                waits = index in work.gated and not work.gated[index].cleared
+                if waits and work.wants[index] is not None:
                     if first < index:
                         self._offer_row(work, range(first, index))
                     if work.deferral is None or not self._diverted(work, index):

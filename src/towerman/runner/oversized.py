@@ -207,7 +207,8 @@ class Oversized(Repeating):
         from towerman.pages import again
 
         core, tool, handle = self.core, work.tools[index], result.handle
-        if handle is None and tool is not None and not tool.reads_results and core.keeps:
+        keeps = core.keeps and result.outcome != "pending"  # the handle of such a call is its place in the queue
+        if handle is None and tool is not None and not tool.reads_results and keeps:
             try:
                 handle = self._kept_whole(work, tool, result)
             except Exception as fault:

@@ -403,10 +403,15 @@ class Sealer:
     def _keep_result(self, work: Work, index: int, result: Result) -> None:
         """A call that came back pending before has its result: whoever goes on with its batch again gets the same."""
         approval = work.gated.get(index) if work.gated is not None else None
-        if approval is None or not approval.kept or result.outcome == "pending":
+        if approval is None or not approval.kept:
             return
-        if approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
-            with self.core.lock:
+        with self.core.lock:
+            if result.outcome == "pending":
+                if result.handle is not None:  # it is in the durable queue, and once is enough
+                    self.core.book.settle(approval, result)
+            elif approval.holder is work and not result.started:
+                approval.holder = None  # it was used for nothing, so whoever goes on with the batch may use it
+            elif approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
                 self.core.book.settle(approval, result)
 
     def _tell_sealed(self, work: Work, index: int, result: Result) -> None:

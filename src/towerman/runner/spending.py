@@ -54,8 +54,8 @@ class Spending(Intake):
     async def _refuse_repeats(self, work: Work) -> None:
         """Count the turns in which a call comes; what a handler makes is no turn."""
         core, run = self.core, work.run
-        if work.parent is not None or (work.deferral is not None and work.deferral.claims):
-            return  # what a worker runs was counted when it came in
+        if work.parent is not None or work.resumed is not None or (work.deferral is not None and work.deferral.claims):
+            return  # what a worker runs, or a batch that is gone on with holds, was counted when it came in
         marks: list[tuple[int, bytes, bool, int]] = []
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
@@ -93,7 +93,7 @@ class Spending(Intake):
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
             keywords = work.keywords[index]
-            if tool is None or keywords is None:
+            if tool is None or keywords is None or self._undecided_before(work, index):
                 continue
             try:
                 shares.asks[index] = core.asks(tool, keywords)
@@ -118,6 +118,15 @@ class Spending(Intake):
                 lack.account.scope != "batch" and lack.account.stops(lack.unit) for lack in short.values()
             )
             await self._refuse_short(work, short, stop=stop)
+
+    @staticmethod
+    def _undecided_before(work: Work, index: int) -> bool:
+        """Of a batch that is gone on with: does a call still wait for a person? It asks for nothing until then."""
+        return (
+            work.resumed is not None
+            and work.gated is not None
+            and not (index not in work.gated or work.gated[index].cleared)
+        )
 
     async def _refuse_short(self, work: Work, short: dict[int, Lack], *, stop: bool) -> None:
         """Tell those at once for which there is not enough.

@@ -184,8 +184,9 @@ class Run:
         one that contradicts it is ignored, counted and logged.
 
         In one process a batch may be gone on with by several hosts, or twice: each of its calls runs once, and whoever
-        comes later gets the same results, or pending ones while they are at work. Processes know nothing of one
-        another's: see to it that one state is gone on with in one of them.
+        comes later gets the same results, or pending ones while they are at work. With a journal that holds for all
+        processes that share it, and decisions that were written there count as well (`towerman approvals`). Without
+        one, processes know nothing of one another: see to it that one state is gone on with in one of them.
 
         Args:
             state: what `BatchResult.state` gave.
@@ -216,7 +217,8 @@ class Run:
             raise InputError(
                 f"decisions: the batch has no approval {unknown[0][:64]!r}; known are those of its `pending`"
             )
-        return await self._answer(suspended.batch, on_result, lambda work: shell.take_up(work, suspended, given))
+        found = await shell.decided(suspended, given)
+        return await self._answer(suspended.batch, on_result, lambda work: shell.take_up(work, suspended, found))
 
     def resume_sync(
         self, state: str | bytes | Mapping[str, object], decisions: Decisions, *, on_result: OnResult | None = None
