@@ -229,7 +229,18 @@ def test_the_pool_of_two_makes_two_of_four_wait(tmp_path: Path) -> None:
     assert "pool crm" in drawing
     assert "call 5" in drawing
     kept, broken = check(desk, batch)
-    assert (len(kept), broken) == (7, [])
+    assert (len(kept), broken) == (8, [])
+
+
+def test_r95_one_question_to_the_carrier(tmp_path: Path) -> None:
+    """R-95: the run may pay for one question to the carrier: the second one is refused before it is asked, and nothing
+    else is kept back.
+    """
+    desk = Desk(tmp_path, pace=0)
+    batch = run_batch(desk, "towerman")
+    assert (batch[11].ok, batch[15].code, desk.carrier_asked) == (True, "budget_exhausted", 1)
+    assert batch[15].waited_for == ("budget of run (inquiries)",)
+    assert (batch.exhausted, batch.notice) == (False, batch[15].message)
 
 
 def test_r131_the_events_tell_the_same_story_as_the_results(tmp_path: Path) -> None:
@@ -259,9 +270,10 @@ def test_check_tells_what_is_not_as_promised(tmp_path: Path) -> None:
         database.commit()
     (tmp_path / FILES / DRAFT).write_text("nothing of it")
     desk.crm_peak = 3
+    desk.carrier_asked = 2
     kept, broken = check(desk, batch[:3])
     assert kept == []
-    assert len(broken) == 7 + len(CALLS) - 3
+    assert len(broken) == 8 + len(CALLS) - 3
     assert "call 14 (update_ticket) ends rejected invalid_arguments" in broken
 
 
@@ -277,7 +289,7 @@ def test_demo_json_is_the_messages_and_nothing_else(form: str, capsys: pytest.Ca
     messages = json.loads(out)
     if form == "anthropic":
         assert [block["type"] for block in messages[0]["content"]] == ["tool_result"] * len(CALLS)
-        assert sum(bool(block.get("is_error")) for block in messages[0]["content"]) == 3
+        assert sum(bool(block.get("is_error")) for block in messages[0]["content"]) == 4
     else:
         assert len(messages) == len(CALLS)
 
@@ -324,21 +336,21 @@ def test_demo_without_a_terminal_is_plain_text(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode()
     assert "\x1b" not in text
-    assert "15 calls in " in text
-    assert "12 ok, 1 error, 2 rejected" in text
+    assert "16 calls in " in text
+    assert "12 ok, 1 error, 3 rejected" in text
     assert "both updates of ticket 7 are in the database" in text
     assert max(map(len, text.splitlines())) <= 80
     again = towerman("trace", "demo.jsonl", cwd=tmp_path)
     assert again.returncode == 0
-    assert "12 ok, 1 error, 2 rejected" in again.stdout.decode()
+    assert "12 ok, 1 error, 3 rejected" in again.stdout.decode()
 
 
 def test_demo_on_a_terminal_shows_live_then_timeline_then_results(tmp_path: Path) -> None:
     """A person sees a live table (running, waiting and for what, done), then the timeline, then the results."""
     code, screen = on_a_terminal("demo", cwd=tmp_path)
     assert code == 0
-    live, _, rest = screen.partition("15 calls in ")
-    for word in ("running", "waiting", "pool crm", "done", "of 15 calls", "read_customers"):
+    live, _, rest = screen.partition("16 calls in ")
+    for word in ("running", "waiting", "pool crm", "done", "of 16 calls", "read_customers"):
         assert word in live
     places = [rest.index(text) for text in ("12 ok, 1 error", "░", "what the model is told", "What came of it")]
     assert places == sorted(places)

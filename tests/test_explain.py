@@ -65,7 +65,9 @@ def test_the_demo_batch_is_explained(tmp_path: Any) -> None:
     assert [(one.index, one.tool, one.outcome, one.code) for one in told.refused] == [
         (13, "<unknown tool>", "rejected", "unknown_tool"),
         (14, "update_ticket", "rejected", "invalid_arguments"),
+        (15, "track_parcel", "rejected", "budget_exhausted"),
     ]
+    assert told.spends == {"calls": 13, "inquiries": 1}
     assert told.calls[2] == PlannedCall(
         2, "list_orders", 1, ("read orders:{customer_id}",), {"process": 1, "run": 1, "crm": 1}
     )
@@ -75,8 +77,8 @@ def test_the_demo_batch_is_explained(tmp_path: Any) -> None:
         Limit("run", 8, "run", True),
     )
     assert told.critical_path in ((5, 6, 7), (8, 9, 10))
-    assert (told.size, told.ok, told.notice, told.complete) == (15, False, None, True)
-    assert repr(told) == "Explanation(13 calls in 3 groups, 2 refused)"
+    assert (told.size, told.ok, told.notice, told.complete) == (16, False, told.refused[2].message, True)
+    assert repr(told) == "Explanation(13 calls in 3 groups, 3 refused)"
     assert tower.statistics().runs == 0
 
 

@@ -552,12 +552,12 @@ class Core:
         short = shares.reserve(needs)
         if not short or self.policy.mode == "observe":
             return notice
+        last, lack = next(reversed(short.items()))
+        cut = sealing.cut_short(lack, shares.open, len(seen), self.purse.renews(lack))
         for index, lack in short.items():
-            left = self.purse.renews(lack)
-            told = sealing.too_little(lack, left)
+            told = cut if index == last else sealing.too_little(lack, self.purse.renews(lack))
             seen[index] = replace(seen[index], wants=None, asks=None, likeness=None, refusal=("budget_exhausted", told))
-        told = sealing.cut_short(lack, shares.open, len(seen), left)
-        return told if notice is None else f"{notice} {told}"
+        return cut if notice is None else f"{notice} {cut}"
 
     def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
         from towerman.explain import Seen

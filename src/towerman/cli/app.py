@@ -122,12 +122,13 @@ def demo(
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
 ) -> int:
-    """Run 15 tool calls against the built-in support desk.
+    """Run 16 tool calls against the built-in support desk.
 
     They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files
     in a temporary folder. Two updates go to one ticket, two edits to one file, four calls want a pool of 2; one call
-    waits for the shift lead's approval and then fails, one names an unknown tool and one has broken JSON, on purpose.
-    The exit code is 0 when every call ends as promised and database and files hold what they should, else 1.
+    waits for the shift lead's approval and then fails, one names an unknown tool, one has broken JSON and one is more
+    than the run's budget, on purpose. The exit code is 0 when every call ends as promised and database and files hold
+    what they should, else 1.
     """
     from towerman.adapters import decode
     from towerman.cli.show import ForPeople, ForPrograms

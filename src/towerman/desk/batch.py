@@ -42,6 +42,8 @@ CALLS: Final[tuple[tuple[str, Arguments, Outcome, Code | None], ...]] = (
     ("refund_order", {"order_id": 5009}, "error", "handler_error"),
     ("read_customers", {"customer_id": 1063}, "rejected", "unknown_tool"),
     ("update_ticket", _BROKEN, "rejected", "invalid_arguments"),
+    # The carrier takes money for each question, and the run has enough for one.
+    ("track_parcel", {"order_id": 5004}, "rejected", "budget_exhausted"),
 )
 """Tool, arguments, and how the call must end."""
 
@@ -138,4 +140,5 @@ def check(desk: Desk, results: Sequence[Result]) -> tuple[list[str], list[str]]:
     asked = results[12].waited_for == ("approval",) if len(results) > 12 else False
     look(asked and len(desk.asked) == 1, "the refund was tried only once the shift lead had approved it")
     look(desk.crm_peak <= 2, "the CRM never saw more than 2 requests at a time")
+    look(desk.carrier_asked == 1, "the carrier was asked once, as often as the run may pay for")
     return kept, broken

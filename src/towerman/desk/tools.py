@@ -35,6 +35,8 @@ class Desk:
         self._crm_now = 0
         self.crm_peak = 0
         """The most requests that the CRM has seen at one time, as counted by the CRM."""
+        self.carrier_asked = 0
+        """How often the carrier was asked, as counted by the carrier."""
         self.asked: list[str] = []
         """The calls that the shift lead was asked about, by their ids."""
 
@@ -164,11 +166,12 @@ class Desk:
         return "1 passage replaced"
 
     async def track_parcel(self, order_id: int) -> str:
-        """Ask the carrier where an order's parcel is. The carrier is slow.
+        """Ask the carrier where an order's parcel is. The carrier is slow, and takes money for it.
 
         Args:
             order_id: the order's number
         """
+        self.carrier_asked += 1
         await asyncio.sleep(0.9 * self._pace)
         row = self._row("SELECT parcel FROM orders WHERE id = ?", order_id, "there is no such order")
         return str(row["parcel"])
@@ -195,15 +198,17 @@ class Desk:
 
 
 def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
-    """A tower with the desk's tools: a pool of 2 for the CRM, and what each tool reads and writes.
+    """A tower with the desk's tools: a pool of 2 for the CRM, a budget of one question to the carrier for each run, and
+    what each tool reads and writes.
 
     Args:
         desk: whose tools they are.
         observers: receive the tower's events.
     """
+    from towerman.policy import Budget
     from towerman.tower import Tower
 
-    tower = Tower(pools={"crm": 2}, observers=observers)
+    tower = Tower(pools={"crm": 2}, budgets={"run": Budget(inquiries=1)}, observers=observers)
     tower.add_tool(desk.read_customer, reads="customer:{customer_id}", pools=["crm"])
     tower.add_tool(desk.list_orders, reads="orders:{customer_id}", pools=["crm"])
     tower.add_tool(desk.search_help, reads="file:help/**")
@@ -211,6 +216,6 @@ def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
     tower.add_tool(desk.update_ticket, writes="ticket:{ticket_id}")
     tower.add_tool(desk.read_file, reads="file:{path}")
     tower.add_tool(desk.edit_file, writes="file:{path}")
-    tower.add_tool(desk.track_parcel, reads="parcel:{order_id}")
+    tower.add_tool(desk.track_parcel, reads="parcel:{order_id}", spends={"inquiries": 1})
     tower.add_tool(desk.refund_order, writes="order:{order_id}", requires_approval=True)
     return tower
