@@ -76,6 +76,32 @@ def test_other_numbers_and_a_clock_that_is_set() -> None:
     assert repr(Circuit(3, 1, 1, 1)) == "Circuit(closed, 0 of 3 failures, 0 probes out)"
 
 
+def test_fewer_probes_are_asked_for_while_some_are_out() -> None:
+    """R-64: where as many have come back well as it asks for by now it closes, for it would let nobody through any
+    more; where more are out than it asks for it lets nobody through until enough are back.
+    """
+    circuit = Circuit(1, 10, 5, 3)
+    circuit.back(circuit.go(), "failed", 0)
+    circuit.back(circuit.go(), "well", 5)
+    late = circuit.go()
+    circuit.set(1, 10, 5, 2)
+    assert (circuit.state(5), circuit.probing, circuit.lets(5)) == ("half_open", 1, False)
+    circuit.set(1, 10, 5, 1)
+    assert (circuit.state(5), circuit.lets(5)) == ("closed", True)
+    assert not circuit.back(late, "failed", 6)  # of a time that is over
+    circuit.validate()
+
+    circuit = Circuit(1, 10, 5, 2)
+    circuit.back(circuit.go(), "failed", 0)
+    early, late = circuit.go(), circuit.go()
+    circuit.set(1, 10, 5, 1)
+    assert not circuit.lets(5)
+    circuit.back(early, "nothing", 6)
+    assert (circuit.probing, circuit.lets(6)) == (1, False)
+    circuit.back(late, "nothing", 7)
+    assert circuit.lets(7)
+
+
 @given(
     failures=st.integers(1, 4),
     window=st.integers(1, 12),

@@ -54,6 +54,7 @@ class Account:
         self.decided: Counter[int] = Counter()
         self.codes: Counter[str] = Counter()
         self.starts: dict[str, list[int]] = {"r": [], "s": []}
+        self.probing: Counter[str] = Counter()  # when it was looked at last
         self.fixed = True  # no rate was changed, no clock was set
         self.tools = [self._tool(number % 3) for number in range(9)]
         self.made = 0
@@ -196,7 +197,12 @@ class Account:
             assert meter.pace.pending == pending, f"{meter} should have {pending} to begin"
         for fuse in self.ledger.fuses.values():
             out = sum(fuse in entry.wants.fuses for entry in holders)
-            assert fuse.circuit.probing <= min(out, fuse.circuit.probes), f"{fuse} has lost a probe"
+            probing = fuse.circuit.probing
+            assert probing <= out, f"{fuse} has lost a probe"
+            # Fewer may be asked for while more are out; none is added to those.
+            assert probing <= max(self.probing[fuse.key], fuse.circuit.probes), f"{fuse} lets too many through"
+            self.probing[fuse.key] = probing
+            assert probing or fuse.circuit.lets(round(self.now * MICRO) + 10**9), f"{fuse} is shut for ever"
 
     def check_rates(self) -> None:
         """No window held more starts than it may, and no burst was larger."""

@@ -99,10 +99,13 @@ class Circuit:
             return True
         if verdict == "well":
             self._well += 1
-            if self._well >= self.probes:
-                self._until = None
-                self._change()
+            self._close_if_well()
         return False
+
+    def _close_if_well(self) -> None:
+        if self._until is not None and self._well >= self.probes:
+            self._until = None
+            self._change()
 
     def _count(self, now: int) -> bool:
         failed = self._failed
@@ -138,10 +141,13 @@ class Circuit:
         return self._until is None and (not self._failed or self._failed[-1] <= now - self.window)
 
     def set(self, failures: int, window: int, open_for: int, probes: int) -> None:
-        """Other numbers come into force; what it is it stays."""
+        """Other numbers come into force; what it is it stays. Where as many probes have come back well as it asks for by
+        now, it closes: none that is still to come could.
+        """
         if self._until is not None:
             self._until += open_for - self.open_for
         self.failures, self.window, self.open_for, self.probes = failures, window, open_for, probes
+        self._close_if_well()
 
     def shift(self, by: int) -> None:
         """All instants are so much later, or earlier, than they were thought to be."""
