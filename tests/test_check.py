@@ -61,7 +61,6 @@ def test_r140_the_built_in_desk_is_looked_at(tmp_path: Any) -> None:
         ("warning", "write_without_identity", "tool update_ticket"),
         ("warning", "write_without_identity", "tool edit_file"),
         ("warning", "write_without_identity", "tool refund_order"),
-        ("warning", "similar_resources", "tools refund_order, list_orders"),
         ("note", "needs_approval", "tool refund_order"),
         ("note", "approval_without_secret", "tower"),
         ("note", "no_journal", "tower"),

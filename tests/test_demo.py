@@ -14,6 +14,7 @@ from test_cli import on_a_terminal, towerman
 from towerman import BatchResult, ToolError, adapters
 from towerman.cli import main
 from towerman.desk import CALLS, FORMS, Desk, check, make_world, open_tower, promise
+from towerman.desk.tools import MOST_SPENT, PRICE
 from towerman.desk.world import DATABASE, DRAFT, FILES
 from towerman.timeline import stories
 from towerman.trace import Event, Span
@@ -74,6 +75,11 @@ def test_s15_the_tools_are_plain_functions(desk: Desk, tmp_path: Path) -> None:
     assert desk.refund_order(5005) == "paid back"
     with pytest.raises(ToolError, match="refunded cannot be paid back"):
         desk.refund_order(5005)
+    assert asyncio.run(desk.translate("Good morning", "nl")) == "goedemorgen"
+    for text, language in (("good evening", "nl"), ("good morning", "la")):
+        with pytest.raises(ToolError, match="phrase book"):
+            asyncio.run(desk.translate(text, language))
+    assert desk.spent == PRICE  # only what was translated is paid for
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../desk.db", "help/../../desk.db", "help", "no.md", ""])
@@ -229,18 +235,79 @@ def test_the_pool_of_two_makes_two_of_four_wait(tmp_path: Path) -> None:
     assert "pool crm" in drawing
     assert "call 5" in drawing
     kept, broken = check(desk, batch)
-    assert (len(kept), broken) == (8, [])
+    assert (len(kept), broken) == (9, [])
 
 
-def test_r95_one_question_to_the_carrier(tmp_path: Path) -> None:
-    """R-95: the run may pay for one question to the carrier: the second one is refused before it is asked, and nothing
-    else is kept back.
+def test_p40_the_rate_makes_one_of_three_wait(tmp_path: Path) -> None:
+    """P-40, R-92: of three questions to the carrier one waits for the rate; the carrier, who notes when it is asked,
+    never gets more than two in its second; the wait is in the events, the results and the drawing.
+    """
+    events: list[Event] = []
+    desk = Desk(tmp_path, pace=0.3)
+    batch = run_batch(desk, "towerman", observers=[events.append])
+    late = "rate of tool track_parcel"
+    assert [result.index for result in batch if late in result.waited_for] == [16]
+    assert [event.index for event in events if event.kind == "waiting" and event.waiting_for == late] == [16]
+    assert late in batch.timeline(width=140)
+    times = sorted(desk.carrier_asked)
+    assert len(times) == 3
+    assert times[2] - times[0] >= desk.second == 0.3
+    assert "the carrier never got more than 2 requests in a second" in check(desk, batch)[0]
+
+
+def test_r95_two_of_three_translations_are_within_the_budget(tmp_path: Path) -> None:
+    """R-95: of 0.05 a translation takes 0.02: the third never reaches the translator, nothing else is
+    kept back, and the model is told why; another run has a budget of its own.
     """
     desk = Desk(tmp_path, pace=0)
-    batch = run_batch(desk, "towerman")
-    assert (batch[11].ok, batch[15].code, desk.carrier_asked) == (True, "budget_exhausted", 1)
-    assert batch[15].waited_for == ("budget of run (inquiries)",)
-    assert (batch.exhausted, batch.notice) == (False, batch[15].message)
+
+    async def work() -> tuple[BatchResult, BatchResult, float]:
+        async with open_tower(desk) as tower:
+            async with tower.run("demo", approver=desk.shift_lead) as run:
+                first = await run.execute(FORMS["openai"]())
+                left = run.remaining["cost"]
+            async with tower.run("another") as run:
+                call = {"id": "a", "tool": "translate", "arguments": {"text": "good morning", "language": "da"}}
+                return first, await run.execute([call]), left
+
+    first, second, left = asyncio.run(work())
+    assert [result.code for result in first if result.tool == "translate"] == [None, None, "budget_exhausted"]
+    assert first[21].waited_for == ("budget of run (cost)",)
+    assert (first.exhausted, first.notice) == (False, first[21].message)
+    assert (left, desk.spent) == ((MOST_SPENT - 2 * PRICE) / 100, 3 * PRICE)
+    assert 2 * PRICE <= MOST_SPENT < 3 * PRICE
+    assert second.ok
+
+
+def test_r70_the_shift_lead_decides_on_each_refund(tmp_path: Path) -> None:
+    """R-70, R-125: each refund waits for the shift lead, who is asked once about each and takes one question at a time;
+    what is approved runs, and may fail; what is denied never runs, and the model is told why.
+    """
+    events: list[Event] = []
+    desk = Desk(tmp_path, pace=0.2)
+    batch = run_batch(desk, "anthropic", observers=[events.append])
+    assert desk.asked == ["call_13", "call_18", "call_19"]
+    assert [event.index for event in events if event.kind == "approval_asked"] == [12, 17, 18]
+    decided = [(event.index, event.decision) for event in events if event.kind == "approval_decided"]
+    assert decided == [(12, "approved"), (17, "approved"), (18, "denied")]
+    assert [batch[index].waited_for for index in (12, 17, 18)] == [("approval",)] * 3
+    assert "above 50.00 EUR" in batch[18].message
+    assert 18 not in [event.index for event in events if event.kind == "started"]
+    with closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        states = dict(database.execute("SELECT id, state FROM orders").fetchall())
+    assert states == {5004: "paid", 5005: "refunded", 5007: "paid", 5009: "unpaid"}
+
+
+def test_the_shift_lead_denies_an_order_that_nobody_has(desk: Desk) -> None:
+    """A refund of an order that is not there is denied, in words that help, and the handler never runs."""
+
+    async def work() -> BatchResult:
+        async with open_tower(desk) as tower, tower.run(approver=desk.shift_lead) as run:
+            return await run.execute([{"id": "a", "tool": "refund_order", "arguments": {"order_id": 1}}])
+
+    (result,) = asyncio.run(work())
+    assert (result.outcome, result.code) == ("rejected", "approval_denied")
+    assert "no such order" in result.message
 
 
 def test_r131_the_events_tell_the_same_story_as_the_results(tmp_path: Path) -> None:
@@ -270,10 +337,11 @@ def test_check_tells_what_is_not_as_promised(tmp_path: Path) -> None:
         database.commit()
     (tmp_path / FILES / DRAFT).write_text("nothing of it")
     desk.crm_peak = 3
-    desk.carrier_asked = 2
+    desk.carrier_asked[2] = desk.carrier_asked[0] + desk.second - 0.001
+    desk.spent = 6
     kept, broken = check(desk, batch[:3])
     assert kept == []
-    assert len(broken) == 8 + len(CALLS) - 3
+    assert len(broken) == 9 + len(CALLS) - 3
     assert "call 14 (update_ticket) ends rejected invalid_arguments" in broken
 
 
@@ -289,7 +357,7 @@ def test_demo_json_is_the_messages_and_nothing_else(form: str, capsys: pytest.Ca
     messages = json.loads(out)
     if form == "anthropic":
         assert [block["type"] for block in messages[0]["content"]] == ["tool_result"] * len(CALLS)
-        assert sum(bool(block.get("is_error")) for block in messages[0]["content"]) == 4
+        assert sum(bool(block.get("is_error")) for block in messages[0]["content"]) == 5
     else:
         assert len(messages) == len(CALLS)
 
@@ -336,23 +404,33 @@ def test_demo_without_a_terminal_is_plain_text(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
     text = done.stdout.decode()
     assert "\x1b" not in text
-    assert "16 calls in " in text
-    assert "12 ok, 1 error, 3 rejected" in text
+    assert "22 calls in " in text
+    assert "17 ok, 1 error, 4 rejected" in text
     assert "both updates of ticket 7 are in the database" in text
     assert max(map(len, text.splitlines())) <= 80
     again = towerman("trace", "demo.jsonl", cwd=tmp_path)
     assert again.returncode == 0
-    assert "12 ok, 1 error, 3 rejected" in again.stdout.decode()
+    assert "17 ok, 1 error, 4 rejected" in again.stdout.decode()
 
 
 def test_demo_on_a_terminal_shows_live_then_timeline_then_results(tmp_path: Path) -> None:
     """A person sees a live table (running, waiting and for what, done), then the timeline, then the results."""
     code, screen = on_a_terminal("demo", cwd=tmp_path)
     assert code == 0
-    live, _, rest = screen.partition("16 calls in ")
-    for word in ("running", "waiting", "pool crm", "done", "of 16 calls", "read_customers"):
+    live, _, rest = screen.partition("22 calls in ")
+    for word in (
+        "running",
+        "waiting",
+        "pool crm",
+        "rate of tool track_parcel",
+        "a person's approval",
+        "budget_exhausted",
+        "done",
+        "of 22 calls",
+        "read_customers",
+    ):
         assert word in live
-    places = [rest.index(text) for text in ("12 ok, 1 error", "░", "what the model is told", "What came of it")]
+    places = [rest.index(text) for text in ("17 ok, 1 error", "░", "what the model is told", "What came of it")]
     assert places == sorted(places)
     assert "Traceback" not in screen
 

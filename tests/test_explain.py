@@ -53,7 +53,7 @@ def test_the_demo_batch_is_explained(tmp_path: Any) -> None:
     """R-140: what runs together, who waits for whom and why, and what is refused, of the built-in desk's batch."""
     tower = open_tower(Desk(tmp_path))
     told = tower.explain(FORMS["openai"]())
-    assert told.groups == ((0, 1, 4, 5, 8, 11, 12), (2, 3, 6, 9), (7, 10))
+    assert told.groups == ((0, 1, 4, 5, 8, 11, 12, 15, 17, 18, 19, 20), (2, 3, 6, 9), (7, 10), (16,))
     assert told.edges == (
         Edge(0, 2, "pool", "pool crm (limit 2)"),
         Edge(1, 3, "pool", "pool crm (limit 2)"),
@@ -61,24 +61,27 @@ def test_the_demo_batch_is_explained(tmp_path: Any) -> None:
         Edge(6, 7, "resource", "resource ticket:{ticket_id}", "write, then read"),
         Edge(8, 9, "resource", "resource file:{path}", "write, then write"),
         Edge(9, 10, "resource", "resource file:{path}", "write, then read"),
+        Edge(11, 16, "rate", "rate of tool track_parcel (2/1.1s)"),
     )
     assert [(one.index, one.tool, one.outcome, one.code) for one in told.refused] == [
         (13, "<unknown tool>", "rejected", "unknown_tool"),
         (14, "update_ticket", "rejected", "invalid_arguments"),
-        (15, "track_parcel", "rejected", "budget_exhausted"),
+        (21, "translate", "rejected", "budget_exhausted"),
     ]
-    assert told.spends == {"calls": 13, "inquiries": 1}
+    assert told.spends == {"calls": 19, "cost": 0.04}
+    assert told.rate_seconds == 1.1
+    assert [call.index for call in told.calls if call.approval] == [12, 17, 18]
     assert told.calls[2] == PlannedCall(
         2, "list_orders", 1, ("read orders:{customer_id}",), {"process": 1, "run": 1, "crm": 1}
     )
     assert told.limits == (
         Limit("process", 32, "process", True),
         Limit("crm", 2, "process", True),
-        Limit("run", 8, "run", True),
+        Limit("run", 16, "run", True),
     )
     assert told.critical_path in ((5, 6, 7), (8, 9, 10))
-    assert (told.size, told.ok, told.notice, told.complete) == (16, False, told.refused[2].message, True)
-    assert repr(told) == "Explanation(13 calls in 3 groups, 3 refused)"
+    assert (told.size, told.ok, told.notice, told.complete) == (22, False, told.refused[2].message, True)
+    assert repr(told) == "Explanation(19 calls in 4 groups, 3 refused)"
     assert tower.statistics().runs == 0
 
 

@@ -122,13 +122,14 @@ def demo(
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
 ) -> int:
-    """Run 16 tool calls against the built-in support desk.
+    """Run 22 tool calls against the built-in support desk.
 
     They come in one message of a model. Needs no key and no network. The desk is a SQLite database and a few files
     in a temporary folder. Two updates go to one ticket, two edits to one file, four calls want a pool of 2; one call
-    waits for the shift lead's approval and then fails, one names an unknown tool, one has broken JSON and one is more
-    than the run's budget, on purpose. The exit code is 0 when every call ends as promised and database and files hold
-    what they should, else 1.
+    fails, one names an unknown tool and one has broken JSON, on purpose. Of three questions to a carrier that takes 2 a
+    second one waits, the third of three translations is beyond the run's budget, and a shift lead, whom the desk plays,
+    is asked about three refunds and denies one. The exit code is 0 when every call ends as promised and database and
+    files hold what they should, else 1.
     """
     from towerman.adapters import decode
     from towerman.cli.show import ForPeople, ForPrograms
@@ -142,7 +143,11 @@ def demo(
         face: ForPeople | ForPrograms = ForPrograms() if as_json else ForPeople(batch)
         stack.enter_context(face)
         if isinstance(face, ForPeople):
-            face.screen.print("A support desk: a database, some files, and a CRM that takes 2 requests at once.")
+            face.screen.print(
+                "A support desk: a database, some files, and a CRM that takes 2 requests at once.\n"
+                "Its carrier takes 2 requests a second, translations may cost 0.05 EUR in all,\n"
+                "and a refund needs the approval of the shift lead, whom the desk plays."
+            )
             face.screen.print(
                 f"A model sent {len(batch.calls)} tool calls in one message. Each is cleared before it runs:\n"
             )

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from towerman.calls import Outcome, Result
+from towerman.desk.tools import CARRIER_TAKES, MOST_SPENT
 from towerman.desk.world import DATABASE, DRAFT, FILES
 from towerman.errors import Code
 
@@ -42,8 +43,16 @@ CALLS: Final[tuple[tuple[str, Arguments, Outcome, Code | None], ...]] = (
     ("refund_order", {"order_id": 5009}, "error", "handler_error"),
     ("read_customers", {"customer_id": 1063}, "rejected", "unknown_tool"),
     ("update_ticket", _BROKEN, "rejected", "invalid_arguments"),
-    # The carrier takes money for each question, and the run has enough for one.
-    ("track_parcel", {"order_id": 5004}, "rejected", "budget_exhausted"),
+    # With the one above three questions to the carrier, who takes two a second.
+    ("track_parcel", {"order_id": 5004}, "ok", None),
+    ("track_parcel", {"order_id": 5005}, "ok", None),
+    # 42.00 and 86.50 EUR; the shift lead approves 50.00 at most.
+    ("refund_order", {"order_id": 5005}, "ok", None),
+    ("refund_order", {"order_id": 5007}, "rejected", "approval_denied"),
+    # 0.02 EUR each, of 0.05.
+    ("translate", {"text": "Good morning", "language": "da"}, "ok", None),
+    ("translate", {"text": "Thank you for waiting", "language": "da"}, "ok", None),
+    ("translate", {"text": "Your parcel is on its way", "language": "da"}, "rejected", "budget_exhausted"),
 )
 """Tool, arguments, and how the call must end."""
 
@@ -127,7 +136,7 @@ def check(desk: Desk, results: Sequence[Result]) -> tuple[list[str], list[str]]:
 
     with closing(sqlite3.connect(desk.folder / DATABASE)) as database:
         tickets = database.execute("SELECT status, priority FROM tickets ORDER BY id").fetchall()
-        (state,) = database.execute("SELECT state FROM orders WHERE id = 5009").fetchone()
+        states = dict(database.execute("SELECT id, state FROM orders").fetchall())
     look(tickets[0] == ("open", "high"), "both updates of ticket 7 are in the database")
     draft = (desk.folder / FILES / DRAFT).read_text(encoding="utf-8")
     look(_NEW_ORDER in draft and _NEW_MONEY in draft, f"both edits are in {DRAFT}")
@@ -135,10 +144,16 @@ def check(desk: Desk, results: Sequence[Result]) -> tuple[list[str], list[str]]:
     ticket = values.get(7)
     seen = isinstance(ticket, dict) and (ticket.get("status"), ticket.get("priority")) == ("open", "high")
     look(seen and values.get(10) == draft, "the two reads came after the writes before them and saw them whole")
-    untouched = tickets[1] == ("new", "normal") and state == "unpaid"
+    untouched = tickets[1] == ("new", "normal") and (states[5007], states[5009]) == ("paid", "unpaid")
     look(untouched, "the refused and the failed calls changed nothing")
-    asked = results[12].waited_for == ("approval",) if len(results) > 12 else False
-    look(asked and len(desk.asked) == 1, "the refund was tried only once the shift lead had approved it")
+    refunds = [result for result in results if result.tool == "refund_order"]
+    asked = all("approval" in result.waited_for for result in refunds)
+    asked = asked and sorted(desk.asked) == sorted(result.call_id for result in refunds)
+    paid = states[5005] == "refunded"
+    look(asked and paid, "the shift lead was asked about each refund, and 42.00 EUR were paid back")
     look(desk.crm_peak <= 2, "the CRM never saw more than 2 requests at a time")
-    look(desk.carrier_asked == 1, "the carrier was asked once, as often as the run may pay for")
+    times = sorted(desk.carrier_asked)
+    spans = [later - first for first, later in zip(times, times[CARRIER_TAKES:], strict=False)]
+    look(bool(spans) and min(spans) >= desk.second, "the carrier never got more than 2 requests in a second")
+    look(0 < desk.spent <= MOST_SPENT, "the translator was paid no more than the budget of 0.05 EUR")
     return kept, broken

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from towerman.approvals import ApprovalRequest, Approved
+from towerman.approvals import ApprovalRequest, Approved, Denied
 from towerman.desk.world import DATABASE, FILES, make_world
 from towerman.errors import ToolError
 
@@ -18,14 +18,36 @@ if TYPE_CHECKING:
     from towerman.tower import Tower
     from towerman.trace import Observer
 
+CARRIER_TAKES: Final = 2
+"""Requests that the carrier takes in a second."""
+
+# The carrier counts arrivals and a tower counts starts: a request that is held up on its way comes closer to the next.
+_ON_THE_WAY: Final = 0.1
+"""How long a request may be on its way to the carrier, in seconds."""
+
+PRICE: Final = 2
+"""What the translator is paid for a phrase, in cents."""
+
+MOST_SPENT: Final = 5
+"""What a run may spend, in cents."""
+
+_MOST_REFUND: Final = 5000
+"""The most that the shift lead pays back, in cents."""
+
+_PHRASES: Final = {
+    "good morning": {"da": "godmorgen", "nl": "goedemorgen"},
+    "thank you for waiting": {"da": "tak for ventetiden", "nl": "bedankt voor het wachten"},
+    "your parcel is on its way": {"da": "din pakke er på vej", "nl": "uw pakket is onderweg"},
+}
+
 
 class Desk:
-    """A support desk in a folder of its own. Its public methods are the tools.
+    """A support desk in a folder of its own. Its public methods are the tools, and the shift lead who approves.
 
     Args:
         folder: an empty folder; the database and the files are made in it.
-        pace: how slow the desk's systems are; 1 is like remote ones (the slowest answers after 0.9 s), 0 answers
-            at once.
+        pace: how slow the desk's systems are; 1 is like remote ones (the slowest answers after 0.6 s), 0 answers
+            at once. The carrier's second is as slow, but never shorter than a twentieth of a real one.
     """
 
     def __init__(self, folder: Path, *, pace: float = 1.0) -> None:
@@ -35,10 +57,15 @@ class Desk:
         self._crm_now = 0
         self.crm_peak = 0
         """The most requests that the CRM has seen at one time, as counted by the CRM."""
-        self.carrier_asked = 0
-        """How often the carrier was asked, as counted by the carrier."""
+        self.second = max(pace, 0.05)
+        """How long the carrier's second is, in real ones."""
+        self.carrier_asked: list[float] = []
+        """The instants of the carrier's requests, as noted by the carrier."""
+        self.spent = 0
+        """What the translator was paid, in cents, as counted by the translator."""
         self.asked: list[str] = []
         """The calls that the shift lead was asked about, by their ids."""
+        self._lead_is_free = asyncio.Lock()
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
@@ -83,7 +110,7 @@ class Desk:
             return self._row("SELECT * FROM customers WHERE id = ?", customer_id, "there is no such customer")
 
     async def list_orders(self, customer_id: int) -> list[dict[str, object]]:
-        """List a customer's orders from the CRM.
+        """List a customer's orders from the CRM. It does not know what became of the money.
 
         Args:
             customer_id: the number on the invoice
@@ -92,7 +119,7 @@ class Desk:
             await asyncio.sleep(0.3 * self._pace)
             with self._database() as database:
                 rows = database.execute(
-                    "SELECT id, item, cents, state FROM orders WHERE customer_id = ? ORDER BY id", (customer_id,)
+                    "SELECT id, item, cents FROM orders WHERE customer_id = ? ORDER BY id", (customer_id,)
                 )
                 return [dict(row) for row in rows]
 
@@ -166,18 +193,18 @@ class Desk:
         return "1 passage replaced"
 
     async def track_parcel(self, order_id: int) -> str:
-        """Ask the carrier where an order's parcel is. The carrier is slow, and takes money for it.
+        """Ask the carrier where an order's parcel is. The carrier is slow, and takes 2 requests a second.
 
         Args:
             order_id: the order's number
         """
-        self.carrier_asked += 1
-        await asyncio.sleep(0.9 * self._pace)
+        self.carrier_asked.append(time.monotonic())
+        await asyncio.sleep(0.6 * self._pace)
         row = self._row("SELECT parcel FROM orders WHERE id = ?", order_id, "there is no such order")
         return str(row["parcel"])
 
     def refund_order(self, order_id: int) -> str:
-        """Pay an order back. Only a paid order can be paid back.
+        """Pay an order back. Only a paid order can be paid back, and the shift lead is asked first.
 
         Args:
             order_id: the order's number
@@ -190,25 +217,54 @@ class Desk:
             database.execute("UPDATE orders SET state = 'refunded' WHERE id = ?", (order_id,))
         return "paid back"
 
-    async def shift_lead(self, request: ApprovalRequest) -> Approved:
-        """Who approves refunds at this desk: a person on a phone, who says yes after a moment."""
+    async def translate(self, text: str, language: str) -> str:
+        """Translate a phrase of the phrase book. The translator is paid 0.02 EUR for each.
+
+        Args:
+            text: the phrase in English, for example good morning
+            language: da or nl
+        """
+        phrase = _PHRASES.get(text.casefold(), {}).get(language)
+        if phrase is None:
+            raise ToolError("the phrase book does not have this phrase in this language", applied="no")
+        self.spent += PRICE
+        await asyncio.sleep(0.25 * self._pace)
+        return phrase
+
+    async def shift_lead(self, request: ApprovalRequest) -> Approved | Denied:
+        """Who approves refunds at this desk: a person on a phone, who takes one question at a time.
+
+        Args:
+            request: a refund; the order is looked up before the answer.
+        """
         self.asked.append(request.call_id)
-        await asyncio.sleep(0.2 * self._pace)
+        async with self._lead_is_free:
+            await asyncio.sleep(0.15 * self._pace)
+            with self._database() as database:
+                order = database.execute("SELECT cents FROM orders WHERE id = ?", (request.arguments["order_id"],))
+                row = order.fetchone()
+        if row is None:
+            return Denied("there is no such order")
+        if row["cents"] > _MOST_REFUND:
+            return Denied("refunds above 50.00 EUR are not the shift lead's to approve")
         return Approved()
 
 
 def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
-    """A tower with the desk's tools: a pool of 2 for the CRM, a budget of one question to the carrier for each run, and
-    what each tool reads and writes.
+    """A tower with the desk's tools: a pool of 2 for the CRM, a rate for the carrier, a budget for each run, and what
+    each tool reads and writes.
 
     Args:
         desk: whose tools they are.
         observers: receive the tower's events.
     """
-    from towerman.policy import Budget
+    from towerman.policy import Budget, Rate
     from towerman.tower import Tower
 
-    tower = Tower(pools={"crm": 2}, budgets={"run": Budget(inquiries=1)}, observers=observers)
+    carrier = Rate(CARRIER_TAKES, per=desk.second + _ON_THE_WAY)
+    tower = Tower(
+        run_concurrency=16, pools={"crm": 2}, budgets={"run": Budget(cost=MOST_SPENT / 100)}, observers=observers
+    )
     tower.add_tool(desk.read_customer, reads="customer:{customer_id}", pools=["crm"])
     tower.add_tool(desk.list_orders, reads="orders:{customer_id}", pools=["crm"])
     tower.add_tool(desk.search_help, reads="file:help/**")
@@ -216,6 +272,7 @@ def open_tower(desk: Desk, *, observers: Sequence[Observer] = ()) -> Tower:
     tower.add_tool(desk.update_ticket, writes="ticket:{ticket_id}")
     tower.add_tool(desk.read_file, reads="file:{path}")
     tower.add_tool(desk.edit_file, writes="file:{path}")
-    tower.add_tool(desk.track_parcel, reads="parcel:{order_id}", spends={"inquiries": 1})
-    tower.add_tool(desk.refund_order, writes="order:{order_id}", requires_approval=True)
+    tower.add_tool(desk.track_parcel, reads="parcel:{order_id}", rate=carrier)
+    tower.add_tool(desk.refund_order, writes="payment:{order_id}", requires_approval=True)
+    tower.add_tool(desk.translate, independent=True, read_only=True, spends={"cost": PRICE / 100})
     return tower
