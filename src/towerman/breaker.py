@@ -141,8 +141,8 @@ class Circuit:
         return self._until is None and (not self._failed or self._failed[-1] <= now - self.window)
 
     def set(self, failures: int, window: int, open_for: int, probes: int) -> None:
-        """Other numbers come into force; what it is it stays. Where as many probes have come back well as it asks for by
-        now, it closes: none that is still to come could.
+        """Other numbers come into force; what it is it stays. Where as many probes have come back well as it asks for
+        by now, it closes: none that is still to come could close it.
         """
         if self._until is not None:
             self._until += open_for - self.open_for

@@ -88,8 +88,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     Args:
         clock: the time, which several loops may share one after another; None: a time of its own that begins at 0.
-        step: seconds that pass with each turn of the loop in which nothing is at work on a thread, for code that is busy
-            while it waits, such as anyio's cancel scopes.
+        step: seconds that pass with each turn of the loop in which nothing is at work on a thread, for code that is
+            busy while it waits, such as anyio's cancel scopes.
         in_turn: threads take turns; False lets them begin at once, in an order that is chance.
 
     Attributes:
