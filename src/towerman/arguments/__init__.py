@@ -14,7 +14,7 @@ the schema and from positions only. No value, no name that is not in the schema 
 exception goes into it, so there is nothing to leak. Validators are compiled once. pydantic, jsonschema_rs and
 griffe are imported on first use.
 
-Not here: placeholders and references (plan), what a call touches (access), the codes of results (runner).
+Not here: placeholders (placeholders), references (plan), what a call touches (access), the codes of results (runner).
 """
 
 from towerman.arguments.contract import (
@@ -30,6 +30,7 @@ from towerman.arguments.identity import identity, mark
 from towerman.arguments.loading import load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
+from towerman.arguments.subschemas import as_list, as_mapping, branches_of, resolve
 from towerman.arguments.telling import near_names
 
 __all__ = [
@@ -39,6 +40,9 @@ __all__ = [
     "MAX_SCHEMA_BYTES",
     "ArgumentsRefused",
     "Checker",
+    "as_list",
+    "as_mapping",
+    "branches_of",
     "checker_from_function",
     "checker_from_schema",
     "context_parameter_of",
@@ -47,4 +51,5 @@ __all__ = [
     "mark",
     "load_arguments",
     "near_names",
+    "resolve",
 ]

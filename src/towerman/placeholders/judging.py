@@ -1,0 +1,500 @@
+"""Is a text a placeholder, where it stands and beside these calls?
+
+Theory. Nothing is one by itself. The stricter the role of an argument, the less a text has to say: an identifier may
+not be any gap, prose may not be one as a whole, a query only where it speaks of the result of a call, code only where
+it does so in plain words, a template never. What other calls of the batch are called, give and are known by counts where
+the text names it, and nowhere else: so calls that it does not name change nothing.
+
+House rules. Pure, and linear in the text. What is in the schema's `enum` is always a value.
+
+Not here: which values are looked at (guard).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from towerman.calls import Call
+from towerman.placeholders.reading import (
+    Gap,
+    gaps_in,
+    head_of,
+    is_identifier,
+    is_tag,
+    is_variable,
+    names_done,
+    numbered_step,
+    reaches_into_step,
+    speaks_of_result,
+    whole_gap,
+    without_code,
+)
+from towerman.placeholders.roles import STRICT, Spot
+from towerman.placeholders.words import (
+    AMOUNTS,
+    BEFORE,
+    BLANK_PHRASES,
+    BLANKS,
+    DONE,
+    ENTITIES,
+    FILLERS,
+    KINDS,
+    LOOKUPS,
+    MISSING,
+    MOST,
+    NOUNS,
+    NUMBERED,
+    PLACES,
+    RESULTS,
+    STEPS,
+    TYPES,
+    words_of,
+)
+
+
+class Others:
+    """The calls of a batch, as they can be named in the arguments of one of them.
+
+    Args:
+        calls: all of them, in emitted order.
+    """
+
+    __slots__ = ("_calls", "_ids", "_names", "_products")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        self._names: dict[str, list[int]] | None = None
+        self._ids: dict[str, list[int]] = {}
+        self._products: dict[str, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def _read(self) -> dict[str, list[int]]:
+        """Made at the first question: most batches hold nothing that asks one."""
+        names = self._names
+        if names is None:
+            names = {}
+            for index, call in enumerate(self._calls):
+                if isinstance(call.tool, str):
+                    _note(names, " ".join(words_of(call.tool)), index)
+                    product = " ".join(words_of(call.tool)[1:])
+                    if product:
+                        _note(self._products, product, index)
+                if isinstance(call.id, str) and len(call.id) > 1:
+                    _note(self._ids, call.id, index)
+            self._names = names
+        return names
+
+    def tool(self, words: Sequence[str], index: int) -> int | None:
+        """Another call whose tool has a name of just these words."""
+        return _other(self._read().get(" ".join(words)), index)
+
+    def id(self, text: str, index: int) -> int | None:
+        """Another call with this id."""
+        self._read()
+        return _other(self._ids.get(text), index)
+
+    def named_in(self, words: Sequence[str], index: int, most: int = 5) -> int | None:
+        """Another call whose tool is named somewhere in these words, in two words or more."""
+        names = self._read()
+        for start in range(len(words)):
+            for stop in range(start + 2, min(start + most, len(words)) + 1):
+                found = _other(names.get(" ".join(words[start:stop])), index)
+                if found is not None:
+                    return found
+        return None
+
+    def giver(self, words: Sequence[str], index: int) -> int | None:
+        """Another call that makes what these words name."""
+        self._read()
+        return _other(self._products.get(" ".join(words)), index)
+
+    def numbered(self, number: int, index: int) -> int | None:
+        """Another call with this number, counted from 0 or from 1."""
+        for found in (number - 1, number):
+            if 0 <= found < len(self._calls) and found != index:
+                return found
+        return None
+
+
+_KEPT: Final = 2  # of calls that are called alike: one of them is another one than the call itself
+
+
+def _note(table: dict[str, list[int]], key: str, index: int) -> None:
+    found = table.setdefault(key, [])
+    if len(found) < _KEPT:
+        found.append(index)
+
+
+def _other(found: list[int] | None, index: int) -> int | None:
+    return next((one for one in found or () if one != index), None)
+
+
+SOMEWHERE: Final = -1
+"""A placeholder that names no call of the batch."""
+
+
+def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
+    """Is this text a placeholder?
+
+    Args:
+        text: what stands there.
+        spot: where.
+        others: the calls of the batch.
+        index: which of them it is an argument of.
+
+    Returns:
+        None: it is a value. Else the index of the call that it names, or `SOMEWHERE`.
+    """
+    if text in spot.enum:
+        return None
+    whole = text.strip().strip("\"'`").strip()
+    if not whole or (spot.role == "form" and not spot.enum):
+        return None
+    gap = whole_gap(whole)
+    if gap is not None:
+        if _whole_gap_is(gap, spot, others, index):
+            return _source(gap.words, gap.inner, others, index)
+        if spot.role in STRICT:
+            return None
+    elif len(whole) <= MOST and not (spot.role == "code" or (spot.role == "query" and spot.tool.codes)):
+        named = _whole_words(whole, spot, others, index)
+        if named is not None:
+            return named
+    return _parts(text, spot, others, index)
+
+
+def _source(words: Sequence[str], inner: str, others: Others, index: int) -> int:
+    """The call that a gap names."""
+    head, tail = head_of(inner.strip())
+    found = others.id(inner.strip(), index)
+    if found is None and tail:
+        found = others.id(head.strip(), index)
+    if found is None:
+        found = others.tool(words_of(head), index)
+    if found is None:
+        found = others.named_in(words, index)
+    return SOMEWHERE if found is None else found
+
+
+def _points(gap: Gap, others: Others, index: int) -> bool:
+    """Does a gap speak of the result of a call, or name one of the batch?"""
+    words = gap.words
+    if gap.style == "mark" or (gap.style == "name" and words[0] in BEFORE):
+        return True
+    if speaks_of_result(words) or reaches_into_step(gap.inner.strip()) or numbered_step(gap.inner.strip()):
+        return True
+    if len(words) == 1 and (words[0] in RESULTS or words[0] in BEFORE or words[0] == "generated"):
+        return True
+    if gap.style == "dollar" and words[0] in STEPS and len(words) > 2:
+        return True
+    return _source(words, gap.inner, others, index) != SOMEWHERE
+
+
+def _plain_words(gap: Gap) -> bool:
+    """A gap that cannot be code: words with blanks between them that speak of the result of a call."""
+    return gap.prose and gap.style in ("angle", "mustache", "square", "brace") and _spoken(gap.words)
+
+
+def _spoken(words: Sequence[str]) -> bool:
+    if speaks_of_result(words, plainly=True):
+        return True
+    joined = {"of", "from", "by"}.intersection(words)
+    stepped = (STEPS - {"e"}).intersection(words) and (
+        RESULTS.intersection(words)
+        or (BEFORE | NUMBERED).intersection(words)
+        or any(word.isdigit() for word in words)
+    )
+    return bool(joined and stepped)
+
+
+def _whole_gap_is(gap: Gap, spot: Spot, others: Others, index: int) -> bool:
+    """Is a text a placeholder that is one gap and nothing else?"""
+    role, tool = spot.role, spot.tool
+    if gap.style == "mark":
+        return role not in ("code", "form") and "color" not in spot.own and "colour" not in spot.own
+    if role == "code" or (role == "query" and tool.codes):
+        return _plain_words(gap)
+    if role == "place" and is_variable(gap):
+        return False
+    if role in STRICT:
+        return gap.style != "square" or len(gap.words) > 0
+    if gap.style == "name":
+        if {"symbol", "ticker", "stock", "cashtag"} & set(spot.own):
+            return False
+        return role not in ("text", "query") or _points(gap, others, index) or gap.inner.islower()
+    if role == "plain":
+        return gap.style != "square" or _is_opening(gap) or _points(gap, others, index)
+    if role == "label":
+        return gap.style in ("mustache", "dollar") or len(gap.words) > 1
+    if _points(gap, others, index) and not is_tag(gap):
+        return True
+    if role == "query":
+        return not is_tag(gap) and (gap.style != "square" or _is_opening(gap))
+    if tool.files or is_tag(gap):
+        return False
+    return gap.style != "square" or _is_opening(gap)
+
+
+def _is_opening(gap: Gap) -> bool:
+    """What a letter leaves open, in square brackets: `[Customer Name]`."""
+    words = gap.words
+    if len(words) > 6:
+        return False
+    if words[0] in ("insert", "enter", "your", "add"):
+        return True
+    if "_" in gap.inner and is_identifier(gap.inner):
+        return True
+    known = sum(word in NOUNS for word in words)
+    return known == len(words) and (len(words) > 1 or not gap.inner.isupper() or gap.inner in ("NAME", "DATE"))
+
+
+def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | None:
+    """Is a text without marks a placeholder as a whole, by its words?"""
+    role = spot.role
+    words = words_of(whole)
+    if not words:
+        return SOMEWHERE if role in STRICT and set(whole) <= {"?", "."} and len(whole) > 2 else None
+    if len(words) > 14:
+        return None
+    reference = _reference(whole, words, spot, others, index)
+    if reference is not None:
+        return reference
+    named = is_identifier(whole)
+    if role == "label":
+        return None
+    if role in STRICT:
+        return SOMEWHERE if _stands_in(whole, words, spot) else None
+    if role == "plain":
+        if _is_own_name(whole, words, spot) or _is_fill(words, named):
+            return SOMEWHERE
+        return SOMEWHERE if named and len(words) > 1 and names_done(words) else None
+    if role == "text":
+        return SOMEWHERE if names_done(words) and len(words) <= 3 and not _TITLES.intersection(spot.own) else None
+    return None
+
+
+_TITLES: Final = frozenset({"title", "subject", "caption", "prompt", "headline", "label"})
+
+
+def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: int) -> int | None:
+    """Does a text name a call, or what it gives, outright?"""
+    role = spot.role
+    named = is_identifier(whole)
+    if role != "label":
+        number = numbered_step(whole)
+        if number is not None and number[0] not in spot.own and number[0] not in spot.tool.words and " " not in whole:
+            found = others.numbered(number[1], index)
+            if found is not None or (role in STRICT and number[0] in ("call", "step")):
+                return SOMEWHERE if found is None else found
+        head, tail = head_of(whole)
+        if tail and role != "query":
+            found = others.id(head, index)
+            if found is None:
+                found = others.tool(words_of(head), index)
+            if found is not None and _REACHES.fullmatch(tail):
+                return found
+        if reaches_into_step(whole):
+            return _source(words, whole, others, index)
+        if whole[:1] == "$":
+            return _numbered_dollar(whole, spot, others, index)
+    if named and len(words) > 1:
+        if speaks_of_result(words) or (role != "label" and _from_lookup(words)):
+            return _source(words, whole, others, index)
+        found = others.named_in(words, index)
+        if found is not None and (RESULTS | {"from"}).intersection(words):
+            return found
+    if role in ("label", "query"):
+        return None
+    if role == "text":  # prose speaks of results by right: only what says nothing else is no prose
+        exact = len(words) <= 6 and words[0] in ("output", "result", "response") and speaks_of_result(words)
+        return _source(words, whole, others, index) if exact and whole[-1:] not in ".!?" else None
+    if " " in whole and "/" not in whole:
+        found = others.named_in(words, index)
+        if found is not None and {"from", "of", "by", "result", "output", "returned"}.intersection(words):
+            return found
+        if role in STRICT and (speaks_of_result(words) or _spoken(words)):
+            return _source(words, whole, others, index)
+    return _product(words, spot, others, index)
+
+
+REACHES: Final = r"(?:\.[A-Za-z_]|\[|\(\)|#).{0,120}+"
+_REACHES: Final = re.compile(REACHES)
+
+
+def _numbered_dollar(whole: str, spot: Spot, others: Others, index: int) -> int | None:
+    """`$1`: the result of the first call, or a price; `$.a.b`: a path into one, or a path by right."""
+    if whole.startswith("$.") and len(whole) > 2:
+        return SOMEWHERE if spot.role in ("exact", "number", "place", "plain") and not _paths(spot) else None
+    digits = whole[1:]
+    if not digits.isdecimal() or len(digits) > 2:
+        return None
+    if spot.money or spot.role in ("number", "text", "query"):
+        return None
+    found = others.numbered(int(digits), index)
+    return SOMEWHERE if found is None else found
+
+
+def _paths(spot: Spot) -> bool:
+    return bool({"json", "jsonpath", "jq"} & spot.tool.words)
+
+
+def _from_lookup(words: Sequence[str]) -> bool:
+    """`id_from_search`, `from_step_1`."""
+    if "from" not in words:
+        return False
+    rest = words[words.index("from") + 1 :]
+    return bool(rest) and any(word in LOOKUPS or word in STEPS or word in BEFORE or word in RESULTS for word in rest)
+
+
+def _product(words: list[str], spot: Spot, others: Others, index: int) -> int | None:
+    """`created_invoice`, where another call makes an invoice."""
+    if spot.role not in ("exact", "place", "plain", "number") or len(words) > 6:
+        return None
+    if not (DONE | {"new", "resulting"}).intersection(words):
+        return None
+    kept = [word for word in words if word not in DONE and word not in FILLERS and word not in KINDS]
+    return others.giver(kept, index) if kept else None
+
+
+def _is_own_name(whole: str, words: list[str], spot: Spot) -> bool:
+    """The name of the argument in place of its value."""
+    if not spot.own or tuple(words) != spot.own:
+        return False
+    return (len(words) > 1 and is_identifier(whole)) or spot.own[-1] in ENTITIES
+
+
+def _is_fill(words: Sequence[str], named: bool) -> bool:
+    """`YOUR_API_KEY`, `insert_token_here`, `REPLACE_ME`, `placeholder`."""
+    if len(words) == 1:
+        return words[0] in ("placeholder", "changeme")
+    if words[-1] == "here" and (named or words[0] in ("your", "insert", "enter", "put")):
+        return True
+    if words[0] == "your" and named:
+        return True
+    return named and tuple(words[:2]) in (("replace", "with"), ("replace", "me"), ("change", "me"), ("fill", "me"))
+
+
+def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
+    """A text where only the real value is of use: does it say that it is none?"""
+    role, named = spot.role, is_identifier(whole)
+    own = set(spot.own)
+    if len(words) == 1:
+        word = words[0]
+        if word in BLANKS:
+            return True
+        if role == "number":
+            return word in TYPES or word in own
+        if word in MISSING:
+            return spot.identifies
+        return (word in TYPES and spot.identifies) or word in KINDS or (spot.own == (word,) and word in ENTITIES)
+    if any(tuple(words[at : at + len(phrase)]) == phrase for phrase in BLANK_PHRASES for at in (0,)):
+        return True
+    if tuple(words) == spot.own or _is_fill(words, named or "-" in whole):
+        return True
+    if whole.lower() in ("n/a",):
+        return spot.identifies
+    if any(char.isdigit() for char in whole) or "@" in whole:
+        return False
+    if role == "place":
+        return _no_location(whole, words)
+    if not _SPEAKING.issuperset(char for char in whole if not char.isalnum()):
+        return False  # a key, a name with a dot
+    if role == "number":
+        return bool((AMOUNTS | own | RESULTS | BEFORE | DONE).intersection(words)) and len(words) <= 10
+    if spot.identifies and own & KINDS and KINDS.intersection(words):
+        return True
+    kinds = own | {"email", "address", "date", "time", "id", "uuid", "phone"}
+    joined = {"from", "of", "returned", "by", "the"}.intersection(words)
+    if " " in whole and joined and kinds.intersection(words):
+        return True
+    return names_done(words) or _uuid_in_words(words, spot)
+
+
+_SPEAKING: Final = frozenset(" _-'’.,")
+
+
+def _uuid_in_words(words: Sequence[str], spot: Spot) -> bool:
+    return bool(KINDS.intersection(words)) and spot.identifies
+
+
+def _no_location(whole: str, words: list[str]) -> bool:
+    """A file or URL that is neither, but speaks of one."""
+    if "path/to/" in whole.lower():
+        return True
+    if any(char in whole for char in "/\\.:~*"):
+        return False
+    if names_done(words):
+        return True
+    about = PLACES.intersection(words)
+    joined = (RESULTS | BEFORE | DONE | {"from", "of"}).intersection(words)
+    return bool(" " in whole and joined and (about or RESULTS.intersection(words) or BEFORE.intersection(words)))
+
+
+def _parts(text: str, spot: Spot, others: Others, index: int) -> int | None:
+    """Is there a gap in a text that is more than that, which makes it useless where it stands?"""
+    role = spot.role
+    if role == "text":
+        text = without_code(text)
+    if role in ("place", "plain") and ":" in text:
+        found = _SEGMENT.search(text[:MOST])
+        if found is not None and role == "place" and text.lstrip().startswith(("/", "http")):
+            return SOMEWHERE
+    for gap in gaps_in(text):
+        if _part_is(gap, text, spot, others, index):
+            return _source(gap.words, gap.inner, others, index)
+    return None
+
+
+SEGMENT: Final = r"/:[A-Za-z_]\w{0,60}+(?=[/?#]|$)"
+_SEGMENT: Final = re.compile(SEGMENT)
+
+
+def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> bool:
+    role, tool, style = spot.role, spot.tool, gap.style
+    if role == "code" or (role == "query" and tool.codes):
+        return _plain_words(gap)
+    if style == "mark":
+        number = int(gap.inner[1:])
+        return role != "label" and 0 < number <= index
+    if style == "name":
+        return _is_label_of_plan(gap, text) or (
+            role in ("exact", "place") and gap.inner.islower() and not is_variable(gap) and len(gap.inner) > 1
+        )
+    if style == "percent":
+        return role == "exact" and not is_variable(gap) and "_" in gap.inner
+    if role == "place":
+        if style == "square":
+            return _points(gap, others, index) or (gap.prose and _is_opening(gap))
+        return not is_variable(gap) and not (style == "angle" and is_tag(gap) and ">" in text[: gap.start])
+    if role in ("exact", "number", "plain", "label"):
+        if spot.own[-1:] in (("password",), ("secret",), ("passphrase",)):
+            return False
+        if style == "square":
+            return role != "label" and (_points(gap, others, index) or (gap.prose and _is_opening(gap)))
+        return len(gap.inner.strip()) > 1 and not is_tag(gap) and (style != "brace" or "_" in gap.inner or role == "exact")
+    if _plain_words(gap):
+        return True
+    if role == "query":
+        return False
+    return tool.sends and not tool.files and _left_open(gap, text)
+
+
+def _is_label_of_plan(gap: Gap, text: str) -> bool:
+    """`$var1.city$`, wherever it stands."""
+    return text[gap.stop - 1 : gap.stop] == "$" and gap.words[0] in ("var", "step", "result", "output")
+
+
+def _left_open(gap: Gap, text: str) -> bool:
+    """Something left open in a text that is about to go out."""
+    if gap.style == "square":
+        return _is_opening(gap)
+    if gap.style == "brace":
+        before = text[gap.start - 1 : gap.start]
+        return before != "/" and is_identifier(gap.inner.strip()) and len(gap.inner.strip()) > 1
+    if gap.style == "angle":
+        return not is_tag(gap) and (len(gap.words) > 1 or gap.words[0] in NOUNS or gap.inner.isupper())
+    return gap.style in ("mustache", "dollar")

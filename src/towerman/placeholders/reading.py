@@ -1,0 +1,248 @@
+"""What a text says of itself: the gaps in it, and whether its words speak of the result of a call.
+
+Theory. A gap is a stretch in brackets or with a sigil that a model, or a template engine, writes for what comes later:
+`<id>`, `{{id}}`, `${id}`, `[Your Name]`, `$PREV`. Words speak of a result when they put together what calls give, what
+gives it and which one it was: "output of step 1", `previous_result`, `id_from_search`.
+
+House rules. Linear: patterns are possessive, and what is looked at word by word is the beginning of a text only. What
+other notations mean by the same characters (HTML, links, mentions, shells, prices) is no gap.
+
+Not here: whether a gap is wrong where it stands (judging).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+from towerman.placeholders.words import (
+    BEFORE,
+    DONE,
+    GIVEN,
+    MOST,
+    NUMBERED,
+    RESULTS,
+    STEPS,
+    STRUCTURE,
+    TAGS,
+    VARIABLES,
+    words_of,
+)
+
+Style = Literal["angle", "mustache", "dollar", "brace", "square", "percent", "name", "mark"]
+"""`<x>`, `{{x}}`, `${x}`, `{x}`, `[x]`, `%x%` or `__X__`, `$x`, `#E1`."""
+
+MOST_READ: Final = 20_000
+"""Characters of a text in which gaps are looked for."""
+
+MOST_GAPS: Final = 200
+"""Gaps of one text that are looked at."""
+
+
+class Gap(NamedTuple):
+    """A gap in a text.
+
+    Args:
+        style: how it is written.
+        inner: what stands between its marks.
+        words: the words of that.
+        start: where it begins.
+        stop: where it ends.
+    """
+
+    style: Style
+    inner: str
+    words: tuple[str, ...]
+    start: int
+    stop: int
+
+    @property
+    def prose(self) -> bool:
+        """Two words or more with blanks between them."""
+        return " " in self.inner.strip()
+
+
+PATTERN: Final = (
+    r"\$?\{\{(?P<mustache>[^{}]{1,120}+)\}\}"
+    r"|[$#@]\{(?P<dollar>[^{}]{1,120}+)\}"
+    r"|\{(?P<brace>[A-Za-z_][^{}]{0,80}+)\}"
+    r"|<<?+(?P<angle>[^<>]{1,120}+)>>?+"
+    r"|\[\[?+(?P<square>[A-Za-z_][^\[\]]{0,80}+)\]\]?+"
+    r"|%\((?P<named>\w{1,60}+)\)[sdif]"
+    r"|%(?P<percent>[A-Za-z_]\w{1,60}+)%"
+    r"|(?<![A-Za-z0-9_])__(?P<dunder>[A-Z][A-Z0-9]{0,30}+(?:_[A-Z0-9]{1,30}+){0,6}+)__"
+    r"|(?<![\w$])\$(?P<name>[A-Za-z_]\w{0,60}+(?:(?:\.\w{1,60}+)|\[[\w'\"-]{0,40}+\]){0,12}+)\$?+(?![\w(])"
+    r"|(?<![\w#&])\#(?P<mark>E[0-9]{1,3}+)(?![\w])"
+)
+_GAP: Final = re.compile(PATTERN)
+_STYLES: Final[dict[str, Style]] = {
+    "mustache": "mustache",
+    "dollar": "dollar",
+    "brace": "brace",
+    "angle": "angle",
+    "square": "square",
+    "named": "percent",
+    "percent": "percent",
+    "dunder": "percent",
+    "name": "name",
+    "mark": "mark",
+}
+
+# Between angle brackets: words, or a name; no element with attributes, no address, no mention, no closing tag.
+ANGLED: Final = r"\s{0,3}+[A-Za-z_][\w .,'’:;#()\[\]-]{0,118}+(?<![ /])"
+BRACED: Final = r"\s{0,3}+[A-Za-z_][\w .'\[\]-]{0,80}+"
+SQUARED: Final = r"[A-Za-z_][\w .,'’/-]{0,80}+"
+_ANGLED: Final = re.compile(ANGLED)
+_BRACED: Final = re.compile(BRACED)
+_SQUARED: Final = re.compile(SQUARED)
+
+# Stretches of a text that quote code: a message may speak of a template.
+QUOTED: Final = r"`[^`]{1,2000}+`"
+_QUOTED: Final = re.compile(QUOTED)
+
+
+def without_code(text: str) -> str:
+    """The text with what it quotes as code left out."""
+    return _QUOTED.sub(" ", text[:MOST_READ]) if "`" in text else text
+
+
+def gaps_in(text: str) -> Iterator[Gap]:
+    """The gaps of a text, as far as they can be meant as such."""
+    for count, found in enumerate(_GAP.finditer(text, 0, MOST_READ)):
+        if count >= MOST_GAPS:
+            return
+        group = str(found.lastgroup)
+        inner = found[group]
+        gap = Gap(_STYLES[group], inner, tuple(words_of(inner)), found.start(), found.end())
+        if gap.words and _meant(gap, text):
+            yield gap
+
+
+def _meant(gap: Gap, text: str) -> bool:
+    """May these characters be a gap at all?"""
+    inner = gap.inner
+    if gap.style == "angle":
+        if not _ANGLED.fullmatch(inner.rstrip()) or (gap.start and text[gap.start - 1].isalnum()):
+            return False  # an element, a mention, an address; generics
+        return not ("=" in inner or (len(gap.words) == 1 and inner.islower() and inner in STRUCTURE))
+    if gap.style == "brace":
+        return _BRACED.fullmatch(inner) is not None and ": " not in inner
+    if gap.style == "square":
+        after = text[gap.stop : gap.stop + 1]
+        before = text[gap.start - 1 : gap.start]
+        return _SQUARED.fullmatch(inner) is not None and after not in ("(", "[") and not (before and before in "])!\\")
+    if gap.style == "mustache":
+        return inner.strip()[:1].isalpha() or inner.strip()[:1] in "_$"
+    return True
+
+
+def whole_gap(text: str) -> Gap | None:
+    """The gap that a text is, if it is nothing else: perhaps with an index behind, as in `<GENERATED>-0`."""
+    if len(text) > MOST:
+        return None
+    found = next(gaps_in(text), None)
+    if found is None or found.start or not _REST.fullmatch(text, found.stop):
+        return None
+    return found
+
+
+REST: Final = r"(?:-[0-9]{1,3}+)?"
+_REST: Final = re.compile(REST)
+
+
+def is_tag(gap: Gap) -> bool:
+    """An element of HTML, as it is written."""
+    return gap.style == "angle" and len(gap.words) == 1 and gap.inner in TAGS
+
+
+def is_variable(gap: Gap) -> bool:
+    """A variable of the environment that has its place in a path or a script."""
+    return gap.inner.lower() in VARIABLES and not gap.inner.islower()
+
+
+HEAD: Final = r"(?:call|step|task|node|action|tool|var|toolu|fc|chatcmpl)s?[ _-]{0,1}+[A-Za-z0-9]{1,40}+"
+ACCESS: Final = HEAD + r"(?:[.\[#/(].{0,120}+)"
+NUMBERED_STEP: Final = r"(?P<of>call|step|task|node|action|tool|subtask)s?[ _#-]{0,2}+(?P<number>[0-9]{1,4}+)"
+_ACCESS: Final = re.compile(ACCESS, re.IGNORECASE)
+_NUMBERED_STEP: Final = re.compile(NUMBERED_STEP, re.IGNORECASE)
+IDENTIFIER: Final = r"[A-Za-z_$][\w$]{0,100}+"
+_IDENTIFIER: Final = re.compile(IDENTIFIER)
+_LOCATION: Final = frozenset("/\\")
+
+
+def is_identifier(text: str) -> bool:
+    """One name, such as `previous_result`."""
+    return _IDENTIFIER.fullmatch(text) is not None
+
+
+def numbered_step(text: str) -> tuple[str, int] | None:
+    """`call_0`, `step 2`: of what, and the number."""
+    found = _NUMBERED_STEP.fullmatch(text)
+    return None if found is None else (found["of"].lower(), int(found["number"]))
+
+
+def reaches_into_step(text: str) -> bool:
+    """`step_1.output`, `call_abc.files[0]`: a path into what a call gave."""
+    found = _ACCESS.fullmatch(text)
+    if found is None:
+        return False
+    head, tail = _split(text)
+    if "_" not in head and "-" not in head and not any(letter.isdigit() for letter in head):
+        return False
+    # A file in a folder, or with an ending, is none: `step_1/notes.txt`, `call_7.csv`.
+    words = words_of(tail)
+    return bool(
+        RESULTS.intersection(words)
+        or head.lower().startswith(("toolu_", "fc_", "chatcmpl-"))
+        or (not _LOCATION.intersection(tail) and len(words) > 1)
+        or tail.endswith("]")
+    )
+
+
+SPLIT: Final = r"[A-Za-z0-9_ -]{0,80}+"
+_SPLIT: Final = re.compile(SPLIT)
+
+
+def _split(text: str) -> tuple[str, str]:
+    found = _SPLIT.match(text)
+    stop = 0 if found is None else found.end()
+    return text[:stop], text[stop:]
+
+
+def head_of(text: str) -> tuple[str, str]:
+    """The name that a text begins with, and what reaches into it: `geocode` and `.lat`."""
+    return _split(text)
+
+
+def speaks_of_result(words: Sequence[str], *, plainly: bool = False) -> bool:
+    """Do these words speak of the result of a call?
+
+    Args:
+        words: in lower case.
+        plainly: only words that have no other use beside each other.
+    """
+    last = len(words) - 1
+    for place, word in enumerate(words):
+        after = words[place + 1] if place < last else ""
+        if word in BEFORE and (after in RESULTS or after in STEPS):
+            return True
+        if word in NUMBERED and after in _CALLED and not plainly:
+            return True
+        if word in STEPS and after.isdigit() and not plainly and (RESULTS | _JOINS).intersection(words):
+            return True
+        if word in RESULTS and after in _JOINS:
+            rest = words[place + 2 : place + 6]
+            if any(one in STEPS or one in BEFORE for one in rest) or (not plainly and len(words) <= 6):
+                return True
+    return False
+
+
+_JOINS: Final = frozenset({"of", "from", "by", "in", "for"})
+_CALLED: Final = frozenset({"call", "tool", "step", "result", "output", "response", "action", "task"})
+
+
+def names_done(words: Sequence[str]) -> bool:
+    """`generated image`, `the transcribed text`: what was made, by how it was made."""
+    rest = [word for word in words if word not in ("the", "a", "an")]
+    return 2 <= len(rest) <= 3 and rest[0] in DONE and rest[-1] in GIVEN
