@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple
 from towerman.arguments import as_mapping
 from towerman.errors import PolicyError
 from towerman.placeholders.judging import SOMEWHERE, Others, judge
-from towerman.placeholders.roles import STRICT, Role, Spot, Words, spots_of
+from towerman.placeholders.roles import STRICT, Spot, Words, spot_named, spots_of
 from towerman.placeholders.words import BEFORE, BLANKS, DONE, KINDS, MISSING, NUMBERED, RESULTS, STEPS, TYPES, words_of
 from towerman.policy import nearest
 
@@ -40,6 +40,8 @@ _SHORT: Final = 80  # characters of a text that may be a placeholder without any
 _TELLING: Final = BEFORE | RESULTS | STEPS | NUMBERED | DONE | BLANKS | {"your", "insert", "replace", "fill", "from"}
 _SINGLE: Final = MISSING | TYPES | KINDS | {"n/a"}
 _AFTER_DOT: Final = ("output", "result", "response")
+_BEFORE_DOT: Final = tuple(sorted(RESULTS | BEFORE))
+_MARKS: Final = frozenset("@:|~*=«‹")
 
 _PLAIN: Final = frozenset({int, float, bool, type(None), bytes, Decimal, datetime.date, datetime.datetime})
 
@@ -191,9 +193,7 @@ def _below(spot: Spot, step: str) -> Spot:
     while spot.item is not None and step not in spot.fields:
         spot = spot.item
     if step not in spot.fields:
-        unknown = Spot(tuple(words_of(step)), "plain", spot.tool)
-        unknown.described = False
-        spot.fields[step] = unknown
+        spot.fields[step] = spot_named(step, spot)
     return spot.fields[step]
 
 
@@ -205,7 +205,7 @@ def _named(spot: Spot, key: object, place: str) -> tuple[Spot, str]:
         name = name if len(name) <= _NAME else name[:_NAME] + "..."
         return known, f"{place}.{name}" if place else name
     if known is None:
-        known = Spot(tuple(words_of(key)) if isinstance(key, str) else (), "plain", spot.tool)
+        known = spot_named(key, spot)
     return known, f"{place}.*" if place else "*"
 
 
@@ -223,12 +223,11 @@ def _may_be(text: str, strict: bool, own: tuple[str, ...], tools: Collection[str
         return True
     if "." in low:
         head, _, tail = text.partition(".")
-        return head in tools or tail.startswith(_AFTER_DOT)
-    return text in tools or (strict and low != text and not low.isdigit() and _camel(text)) or ("-" in low and strict)
-
-
-def _camel(text: str) -> bool:
-    return text.isalpha()
+        return head in tools or tail.startswith(_AFTER_DOT) or low.startswith(_BEFORE_DOT)
+    if not strict:
+        return text in tools
+    # A mark in front of it, words joined by hyphens or by their case, the way to a file that is meant to be any.
+    return text in tools or "-" in low or (low != text and text.isalpha()) or low[0] in _MARKS or "path/to/" in low
 
 
 def _inside(value: object, tools: Collection[str]) -> bool:
@@ -241,9 +240,10 @@ def _inside(value: object, tools: Collection[str]) -> bool:
             if _may_be(one, True, (), tools):  # type: ignore[arg-type]
                 return True
         elif kind is dict:
-            waiting += one.values()  # type: ignore[attr-defined]
-            if not _REFERENCES.isdisjoint(one):  # type: ignore[arg-type]
-                return True
+            for key, part in one.items():  # type: ignore[attr-defined]
+                if key in _REFERENCES or key == part:
+                    return True
+                waiting.append(part)
         elif kind is list or kind is tuple:
             waiting += one  # type: ignore[arg-type]
         elif kind not in _PLAIN:
@@ -306,9 +306,7 @@ def refusal(found: Sequence[Found], calls: int, tool: str | None = None) -> str:
             f"{head} Calls of one response do not see each other's results. Wait for the first result, then call again "
             "with the real value."
         )
-    return (
-        f"{head} Get the real value first: by another call, whose result you wait for, or from the user. Then call again."
-    )
+    return f"{head} Get the real value first: by another call, whose result you wait for, or from the user. Then call again."
 
 
 def warning(found: Sequence[Found], index: int, tool: str) -> str:

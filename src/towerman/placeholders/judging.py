@@ -19,27 +19,34 @@ from typing import Final
 from towerman.calls import Call
 from towerman.placeholders.reading import (
     Gap,
+    called,
     gaps_in,
     head_of,
     is_identifier,
+    is_nothing,
+    is_numbered_path,
+    is_reference_object,
     is_tag,
     is_variable,
     names_done,
     numbered_step,
+    reaches_into_result,
     reaches_into_step,
     speaks_of_result,
     whole_gap,
     without_code,
 )
-from towerman.placeholders.roles import STRICT, Spot
+from towerman.placeholders.roles import STRICT, Spot, Words
 from towerman.placeholders.words import (
     AMOUNTS,
     BEFORE,
     BLANK_PHRASES,
     BLANKS,
+    DATES,
     DONE,
     ENTITIES,
     FILLERS,
+    GIVEN,
     KINDS,
     LOOKUPS,
     MISSING,
@@ -47,9 +54,12 @@ from towerman.placeholders.words import (
     NOUNS,
     NUMBERED,
     PLACES,
+    PROGRAMMING,
     RESULTS,
     STEPS,
+    TAGGED,
     TYPES,
+    VERBS,
     words_of,
 )
 
@@ -151,8 +161,10 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
     """
     if text in spot.enum:
         return None
-    whole = text.strip().strip("\"'`").strip()
-    if not whole or (spot.role == "form" and not spot.enum):
+    if spot.role == "form" and not spot.enum:
+        return None
+    whole = _stripped(text)
+    if not whole:
         return None
     gap = whole_gap(whole)
     if gap is not None:
@@ -165,6 +177,16 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
         if named is not None:
             return named
     return _parts(text, spot, others, index)
+
+
+def _stripped(text: str) -> str:
+    """Without what is around a text as a whole: blanks, quotes, parentheses."""
+    if len(text) > 2 * MOST:
+        return text
+    text = text.strip().strip("\"'`").strip()
+    if text[:1] == "(" and text[-1:] == ")" and "(" not in text[1:]:
+        text = text[1:-1].strip()
+    return text
 
 
 def _source(words: Sequence[str], inner: str, others: Others, index: int) -> int:
@@ -204,9 +226,7 @@ def _spoken(words: Sequence[str]) -> bool:
         return True
     joined = {"of", "from", "by"}.intersection(words)
     stepped = (STEPS - {"e"}).intersection(words) and (
-        RESULTS.intersection(words)
-        or (BEFORE | NUMBERED).intersection(words)
-        or any(word.isdigit() for word in words)
+        RESULTS.intersection(words) or (BEFORE | NUMBERED).intersection(words) or any(word.isdigit() for word in words)
     )
     return bool(joined and stepped)
 
@@ -215,8 +235,12 @@ def _whole_gap_is(gap: Gap, spot: Spot, others: Others, index: int) -> bool:
     """Is a text a placeholder that is one gap and nothing else?"""
     role, tool = spot.role, spot.tool
     if gap.style == "mark":
-        return role not in ("code", "form") and "color" not in spot.own and "colour" not in spot.own
+        return role not in ("code", "form") and _COLORS.isdisjoint(spot.own)
+    if gap.style == "doubled":
+        return role in STRICT
     if role == "code" or (role == "query" and tool.codes):
+        if tool.runs and not is_tag(gap) and (gap.style == "mustache" or (gap.style == "angle" and len(gap.words) > 1)):
+            return True  # nothing that could be run
         return _plain_words(gap)
     if role == "place" and is_variable(gap):
         return False
@@ -239,6 +263,9 @@ def _whole_gap_is(gap: Gap, spot: Spot, others: Others, index: int) -> bool:
     return gap.style != "square" or _is_opening(gap)
 
 
+_COLORS: Final = frozenset({"color", "colour", "colors", "colours", "hex"})
+
+
 def _is_opening(gap: Gap) -> bool:
     """What a letter leaves open, in square brackets: `[Customer Name]`."""
     words = gap.words
@@ -248,6 +275,8 @@ def _is_opening(gap: Gap) -> bool:
         return True
     if "_" in gap.inner and is_identifier(gap.inner):
         return True
+    if 1 < len(words) <= 4 and words[-1] in NOUNS and words[0] not in TAGGED:
+        return True
     known = sum(word in NOUNS for word in words)
     return known == len(words) and (len(words) > 1 or not gap.inner.isupper() or gap.inner in ("NAME", "DATE"))
 
@@ -256,8 +285,14 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     """Is a text without marks a placeholder as a whole, by its words?"""
     role = spot.role
     words = words_of(whole)
+    if role in STRICT and (set(whole) <= _DOTS or (whole.lower().count("x") > 2 and set(whole.lower()) <= _CROSSES)):
+        return SOMEWHERE if len(whole) > 2 or whole[0] == "?" else None
+    if (role in STRICT or role == "plain") and (is_nothing(whole) or is_reference_object(whole)):
+        return SOMEWHERE
+    if role in STRICT and whole in ("%s", "%d", "%i", "%f"):
+        return SOMEWHERE
     if not words:
-        return SOMEWHERE if role in STRICT and set(whole) <= {"?", "."} and len(whole) > 2 else None
+        return None
     if len(words) > 14:
         return None
     reference = _reference(whole, words, spot, others, index)
@@ -272,11 +307,15 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         if _is_own_name(whole, words, spot) or _is_fill(words, named):
             return SOMEWHERE
         return SOMEWHERE if named and len(words) > 1 and names_done(words) else None
+    if role == "query":
+        return None
     if role == "text":
         return SOMEWHERE if names_done(words) and len(words) <= 3 and not _TITLES.intersection(spot.own) else None
     return None
 
 
+_DOTS: Final = frozenset("?.…")
+_CROSSES: Final = frozenset("x-_. ")
 _TITLES: Final = frozenset({"title", "subject", "caption", "prompt", "headline", "label"})
 
 
@@ -299,26 +338,63 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
                 return found
         if reaches_into_step(whole):
             return _source(words, whole, others, index)
+        if role not in ("query", "text") and _is_expression(whole, words, spot, others, index):
+            return _source(words, whole, others, index)
         if whole[:1] == "$":
             return _numbered_dollar(whole, spot, others, index)
+    if role == "label":
+        return None
     if named and len(words) > 1:
-        if speaks_of_result(words) or (role != "label" and _from_lookup(words)):
+        if speaks_of_result(words) or _from_lookup(words):
             return _source(words, whole, others, index)
         found = others.named_in(words, index)
         if found is not None and (RESULTS | {"from"}).intersection(words):
             return found
-    if role in ("label", "query"):
+        for length in range(1, len(words)):
+            if all(word in _GIVES for word in words[length:]):
+                found = others.tool(words[:length], index)
+                if found is not None:
+                    return found
+    if role == "query":
         return None
     if role == "text":  # prose speaks of results by right: only what says nothing else is no prose
-        exact = len(words) <= 6 and words[0] in ("output", "result", "response") and speaks_of_result(words)
-        return _source(words, whole, others, index) if exact and whole[-1:] not in ".!?" else None
+        return _source(words, whole, others, index) if _says_nothing_else(whole, words, spot) else None
     if " " in whole and "/" not in whole:
         found = others.named_in(words, index)
         if found is not None and {"from", "of", "by", "result", "output", "returned"}.intersection(words):
             return found
-        if role in STRICT and (speaks_of_result(words) or _spoken(words)):
+        if speaks_of_result(words, plainly=role not in STRICT) or _spoken(words):
             return _source(words, whole, others, index)
     return _product(words, spot, others, index)
+
+
+_GIVES: Final = RESULTS | {"id", "data", "value"}
+
+
+def _says_nothing_else(whole: str, words: Sequence[str], spot: Spot) -> bool:
+    """`output of step 2`, `The content returned by the first call`, in place of the content."""
+    if len(words) > 9 or not all(char.isalnum() or char in " _'-" for char in whole):
+        return False
+    first = words[1] if words[0] in ("the", "a") and len(words) > 1 else words[0]
+    if first in ("output", "result", "response") and len(words) <= 6 and speaks_of_result(words):
+        return spot.own[-1:] != ("title",) or is_identifier(whole)
+    return first in GIVEN | RESULTS | _REPORTS and _spoken(words) and _TITLES.isdisjoint(spot.own)
+
+
+_REPORTS: Final = frozenset(
+    {"report", "message", "details", "info", "information", "findings", "email", "body", "code"}
+)
+
+
+def _is_expression(whole: str, words: Sequence[str], spot: Spot, others: Others, index: int) -> bool:
+    """`results[0].city`, `get_user(id=42).city`, `$1.city`: what a program would compute."""
+    if is_numbered_path(whole) or (reaches_into_result(whole) and "@" not in whole):
+        return True
+    name = called(whole)
+    if name is None:
+        return False
+    parts = words_of(name)
+    return others.tool(parts, index) is not None or (len(parts) > 1 and parts[0] in VERBS)
 
 
 REACHES: Final = r"(?:\.[A-Za-z_]|\[|\(\)|#).{0,120}+"
@@ -387,7 +463,7 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         if word in BLANKS:
             return True
         if role == "number":
-            return word in TYPES or word in own
+            return word in TYPES or word in own or word in MISSING
         if word in MISSING:
             return spot.identifies
         return (word in TYPES and spot.identifies) or word in KINDS or (spot.own == (word,) and word in ENTITIES)
@@ -407,7 +483,7 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return bool((AMOUNTS | own | RESULTS | BEFORE | DONE).intersection(words)) and len(words) <= 10
     if spot.identifies and own & KINDS and KINDS.intersection(words):
         return True
-    kinds = own | {"email", "address", "date", "time", "id", "uuid", "phone"}
+    kinds = DATES if spot.dated else own | {"email", "address", "id", "uuid", "phone"}
     joined = {"from", "of", "returned", "by", "the"}.intersection(words)
     if " " in whole and joined and kinds.intersection(words):
         return True
@@ -456,10 +532,10 @@ _SEGMENT: Final = re.compile(SEGMENT)
 def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> bool:
     role, tool, style = spot.role, spot.tool, gap.style
     if role == "code" or (role == "query" and tool.codes):
-        return _plain_words(gap)
+        return _plain_words(gap) or (tool.runs and _cannot_run(gap, tool, text))
     if style == "mark":
-        number = int(gap.inner[1:])
-        return role != "label" and 0 < number <= index
+        before = words_of(text[max(0, gap.start - 20) : gap.start])
+        return role != "label" and _COLORS.isdisjoint(spot.own) and _NUMBERS_OF.isdisjoint(before[-1:])
     if style == "name":
         return _is_label_of_plan(gap, text) or (
             role in ("exact", "place") and gap.inner.islower() and not is_variable(gap) and len(gap.inner) > 1
@@ -474,13 +550,32 @@ def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> boo
         if spot.own[-1:] in (("password",), ("secret",), ("passphrase",)):
             return False
         if style == "square":
-            return role != "label" and (_points(gap, others, index) or (gap.prose and _is_opening(gap)))
-        return len(gap.inner.strip()) > 1 and not is_tag(gap) and (style != "brace" or "_" in gap.inner or role == "exact")
+            return role != "label" and (
+                _points(gap, others, index)
+                or (gap.prose and _is_opening(gap))
+                or (role == "exact" and NOUNS.issuperset(gap.words))
+            )
+        return len(gap.inner.strip()) > 1 and not is_tag(gap) and (style != "brace" or len(gap.inner) > 2)
     if _plain_words(gap):
         return True
     if role == "query":
+        return style != "square" and _left_open(gap, text) and PROGRAMMING.isdisjoint(words_of(text))
+    return (tool.sends or (tool.makes and style != "brace")) and not tool.files and _left_open(gap, text)
+
+
+_NUMBERS_OF: Final = frozenset(
+    {"error", "code", "exception", "room", "gate", "seat", "item", "issue", "fault", "type", "model", "no", "fehler"}
+)
+
+
+def _cannot_run(gap: Gap, tool: Words, text: str) -> bool:
+    """A gap in code that runs nowhere: `WHERE id = <order_id>`."""
+    name = gap.inner.strip()
+    if not is_identifier(name) or len(gap.words) < 2:
         return False
-    return tool.sends and not tool.files and _left_open(gap, text)
+    if gap.style == "angle":
+        return gap.words[-1] in NOUNS | KINDS and "include" not in text[max(0, gap.start - 9) : gap.start]
+    return gap.style == "mustache" and "sql" in tool.words
 
 
 def _is_label_of_plan(gap: Gap, text: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Final, Literal, NamedTuple
 from towerman.placeholders.words import (
     BEFORE,
     DONE,
+    ENDINGS,
     GIVEN,
     MOST,
     NUMBERED,
@@ -30,8 +31,8 @@ from towerman.placeholders.words import (
     words_of,
 )
 
-Style = Literal["angle", "mustache", "dollar", "brace", "square", "percent", "name", "mark"]
-"""`<x>`, `{{x}}`, `${x}`, `{x}`, `[x]`, `%x%` or `__X__`, `$x`, `#E1`."""
+Style = Literal["angle", "mustache", "dollar", "brace", "square", "percent", "name", "mark", "doubled"]
+"""`<x>`, `{{x}}`, `${x}`, `{x}`, `[x]`, `%x%` or `__X__`, `$x`, `#E1`, `##x##`."""
 
 MOST_READ: Final = 20_000
 """Characters of a text in which gaps are looked for."""
@@ -123,7 +124,11 @@ def _meant(gap: Gap, text: str) -> bool:
     """May these characters be a gap at all?"""
     inner = gap.inner
     if gap.style == "angle":
-        if not _ANGLED.fullmatch(inner.rstrip()) or (gap.start and text[gap.start - 1].isalnum()):
+        if inner[0] == " " or inner[-1] == " ":  # of a text that is more than that: two comparisons, a redirection
+            if gap.start or gap.stop != len(text):
+                return False
+            inner = inner.strip()
+        if not _ANGLED.fullmatch(inner) or (gap.start and text[gap.start - 1].isalnum()):
             return False  # an element, a mention, an address; generics
         return not ("=" in inner or (len(gap.words) == 1 and inner.islower() and inner in STRUCTURE))
     if gap.style == "brace":
@@ -141,11 +146,29 @@ def whole_gap(text: str) -> Gap | None:
     """The gap that a text is, if it is nothing else: perhaps with an index behind, as in `<GENERATED>-0`."""
     if len(text) > MOST:
         return None
+    doubled = _DOUBLED.fullmatch(text)
+    if doubled is not None:
+        return Gap("doubled", doubled["inner"], tuple(words_of(doubled["inner"])), 0, len(text))
     found = next(gaps_in(text), None)
     if found is None or found.start or not _REST.fullmatch(text, found.stop):
         return None
     return found
 
+
+DOUBLED: Final = r"(?:##|@@|~~|\|\||==|\*\*|«|‹) ?+(?P<inner>[A-Za-z_][\w.'-]{0,40}+(?: [\w.'-]{1,40}+){0,5}+) ?+(?:##|@@|~~|\|\||==|\*\*|»|›)"
+NOTHING: Final = (
+    r"[<{]{1,2}+(?:\.{2,3}+|…|\?{1,3}+|_{1,5}+|[0-9]{1,2}+)[>}]{1,2}+|\[{1,2}+(?:\.{3}|…|\?{1,3}+|_{1,5}+)\]{1,2}+"
+)
+REFERRING: Final = (
+    r"\{\s{0,3}+\"\$?(?:ref|from|result|output|from_call|from_step|output_of|result_of)\"\s{0,3}+:.{0,150}+"
+)
+NUMBERED_NAME: Final = r"\$[0-9]{1,2}+(?:\.[A-Za-z_]|\[).{0,120}+"
+CALLED: Final = r"(?P<name>[A-Za-z_]\w{1,60}+)\([^()]{0,100}+\)(?:[.\[].{0,100}+)?"
+_DOUBLED: Final = re.compile(DOUBLED)
+_NOTHING: Final = re.compile(NOTHING)
+_REFERRING: Final = re.compile(REFERRING, re.DOTALL)
+_NUMBERED_NAME: Final = re.compile(NUMBERED_NAME)
+_CALLED_NAME: Final = re.compile(CALLED)
 
 REST: Final = r"(?:-[0-9]{1,3}+)?"
 _REST: Final = re.compile(REST)
@@ -169,6 +192,37 @@ _NUMBERED_STEP: Final = re.compile(NUMBERED_STEP, re.IGNORECASE)
 IDENTIFIER: Final = r"[A-Za-z_$][\w$]{0,100}+"
 _IDENTIFIER: Final = re.compile(IDENTIFIER)
 _LOCATION: Final = frozenset("/\\")
+
+
+def is_nothing(text: str) -> bool:
+    """`<...>`, `{0}`: a gap without a word."""
+    return _NOTHING.fullmatch(text) is not None
+
+
+def is_reference_object(text: str) -> bool:
+    """`{"$ref": ...}` as text."""
+    return _REFERRING.fullmatch(text) is not None
+
+
+def is_numbered_path(text: str) -> bool:
+    """`$1.city`."""
+    return _NUMBERED_NAME.fullmatch(text) is not None
+
+
+def called(text: str) -> str | None:
+    """The name of the function, of a text that is a call of one: `get_user(id=42).city`."""
+    found = _CALLED_NAME.fullmatch(text)
+    return None if found is None else found["name"]
+
+
+def reaches_into_result(text: str) -> bool:
+    """`results[0].city`, `response.data.id`; not `results.csv`."""
+    head, tail = head_of(text)
+    words = words_of(head)
+    if len(words) != 1 or words[0] not in RESULTS | BEFORE or tail[:1] not in (".", "["):
+        return False
+    after = words_of(tail)
+    return bool(after) and " " not in tail and "/" not in tail and ("[" in tail or after[-1] not in ENDINGS)
 
 
 def is_identifier(text: str) -> bool:

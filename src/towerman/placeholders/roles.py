@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
 from towerman.arguments import as_list, as_mapping, branches_of, resolve
-from towerman.placeholders.words import words_of
+from towerman.placeholders.words import DATES, words_of
 
 Role = Literal["exact", "number", "place", "plain", "label", "text", "query", "code", "form"]
 """An identifier, address or date; a number or flag; a file or URL; any short value; the name of a column, field or
@@ -43,7 +43,10 @@ _NUMBER: Final = _set(
     "amount price cost total quantity count age limit latitude longitude lat lon lng size width height budget balance "
     "percent percentage rate duration discount fee tip tax salary weight score"
 )
-_MONEY: Final = _set("value max min prize bid offer bet charge payment worth deposit fare refund")
+_MONEY: Final = _set(
+    "amount price cost total fee tip tax budget value max min prize bid offer bet charge payment worth deposit fare refund"
+)
+_UNSURE: Final = _set("to channel assignee reference")
 _PLACE: Final = _set(
     "url urls uri link links href path paths file files filename filepath folder dir directory image images img picture "
     "photo audio video document documents pdf attachment attachments media endpoint src webpage website"
@@ -85,11 +88,17 @@ _CODES_TOOL: Final = _set(
     "evaluate script codebase source"
 )
 _FILES: Final = _set("write file files edit patch append insert replace save")
+_STORES: Final = _set("page wiki doc docs document note notes readme article blog knowledge memory log gist snippet")
+_MAKES: Final = _set("create add update schedule book set make open submit register report request order plan")
+_RUNS: Final = _set("run exec execute eval evaluate terminal shell bash sql python")
+_LOOKS: Final = _set("search grep find replace edit write save create format lint validate render check")
 _SENDS: Final = _set(
     "send email mail sms message post reply notify notification tweet publish submit dm comment broadcast say speak "
     "announce respond answer invite chat whatsapp slack"
 )
-_TEMPLATE_WORDS: Final = _set("template templates placeholders jinja mustache handlebars boilerplate merge interpolated")
+_TEMPLATE_WORDS: Final = _set(
+    "template templates placeholders jinja mustache handlebars boilerplate merge interpolated"
+)
 _CODE_WORDS: Final = _set("regex regexp sql glob jsonpath xpath graphql expression jq cypher latex shell")
 
 
@@ -101,7 +110,7 @@ class Words:
         description: of the tool.
     """
 
-    __slots__ = ("codes", "files", "forms", "names", "sends", "words")
+    __slots__ = ("codes", "files", "forms", "makes", "names", "runs", "sends", "words")
 
     def __init__(self, name: str, description: str) -> None:
         self.words = words = frozenset(words_of(name))
@@ -111,7 +120,9 @@ class Words:
         self.codes = bool(words & _CODES_TOOL) or bool(said & {"code", "regex", "sql", "shell"})
         self.files = bool(words & _FILES) and not words & _SENDS - {"post", "comment"}
         self.sends = bool(words & _SENDS)
+        self.makes = bool(words & _MAKES) and not self.files and not words & _STORES
         self.names = bool(words & _NAMES_THINGS)
+        self.runs = bool(words & _RUNS) and not words & _LOOKS
 
 
 class Spot:
@@ -121,6 +132,7 @@ class Spot:
         role: what it is for.
         own: the words of its name.
         identifies: it names one thing, by its name or its format: `unknown` is no value of it.
+        dated: it is a date or a time, for which there are many words.
         money: `$1` may be a price here.
         enum: what alone may stand there; empty: anything.
         free: what is written there is no business of the guard's.
@@ -130,19 +142,28 @@ class Spot:
         tool: the words of its tool.
     """
 
-    __slots__ = ("described", "enum", "fields", "free", "identifies", "item", "money", "own", "role", "tool")
+    __slots__ = ("dated", "described", "enum", "fields", "free", "identifies", "item", "money", "own", "role", "tool")
 
     def __init__(self, own: tuple[str, ...], role: Role, tool: Words) -> None:
         self.own = own
         self.role: Role = role
         self.tool = tool
-        self.identifies = False
-        self.money = False
+        self.dated = not DATES.isdisjoint(own[-1:])
+        self.identifies = role == "exact" and not self.dated and _UNSURE.isdisjoint(own[-1:])
+        self.money = not _MONEY.isdisjoint(own)
         self.enum: frozenset[object] = frozenset()
         self.free = False
         self.described = True
         self.fields: dict[str, Spot] = {}
         self.item: Spot | None = None
+
+
+def spot_named(name: object, spot: Spot) -> Spot:
+    """The place of a name inside another place that no schema speaks of."""
+    own = tuple(words_of(name)) if isinstance(name, str) else ()
+    made = Spot(own, spot.role if spot.role in ("code", "form") else _role(own, [], frozenset(), spot.tool), spot.tool)
+    made.described = False
+    return made
 
 
 def spots_of(schema: Mapping[str, object], tool: Words) -> Spot:
@@ -191,11 +212,8 @@ class _Reader:
         said = " ".join(str(one["description"]) for one in (as_mapping(node), *nodes) if "description" in one)
         spot = Spot(own, _role(own, nodes, frozenset(words_of(said)), self._tool), self._tool)
         formats = {one.get("format") for one in nodes}
-        spot.identifies = bool(formats & {"uuid", "email"}) or (
-            spot.role == "exact" and not {"to", "channel", "assignee", "reference"} & set(own[-1:])
-        )
-        spot.money = bool({"amount", "price", "cost", "total", "fee", "tip", "tax", "budget"} & set(own))
-        spot.money = spot.money or bool(_MONEY & set(own))
+        spot.dated = spot.dated or bool(formats & {"date", "date-time", "time"})
+        spot.identifies = bool(formats & {"uuid", "email"}) or (spot.identifies and not spot.dated)
         spot.enum = frozenset(
             option
             for one in nodes
@@ -264,7 +282,7 @@ def _by_name(own: tuple[str, ...], tool: Words) -> Role:
         return "exact" if before else "plain"
     if before & _EDITS and last in _SHORT:
         return "code"
-    if last in _EXACT:
+    if last in _EXACT or last in DATES:
         return "exact"
     if last in _MARKUP:
         return "text" if tool.sends else "code"

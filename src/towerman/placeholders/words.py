@@ -66,6 +66,23 @@ BLANKS: Final = _set("tbd tba todo placeholder xxx xxxx xxxxx changeme dummy fix
 MISSING: Final = _set("unknown undefined null unspecified unavailable na")
 """A gap that nobody fills: in an identifier only."""
 
+PROGRAMMING: Final = _set(
+    "how what syntax error errors docs documentation python javascript typescript vue react angular jinja handlebars "
+    "bash shell regex html css template templates interpolation variable variables string format formatting tag element "
+    "tutorial meaning mean code function component rust java java8 golang php ruby kotlin swift sql generics type"
+)
+"""Words beside which a search is for what the characters mean."""
+
+DATES: Final = _set("date datetime timestamp deadline time")
+
+ENDINGS: Final = _set(
+    "csv json txt pdf png jpg jpeg gif svg md html htm xml yaml yml xls xlsx doc docx pptx log mp3 mp4 wav zip tar gz py "
+    "js ts sql db parquet out com org net io dev app de uk eu gov edu"
+)
+"""What comes after the last dot of files and hosts."""
+
+VERBS: Final = _set("get fetch find search lookup create load read query call list compute calculate retrieve")
+
 BLANK_PHRASES: Final = (
     ("to", "be", "determined"),
     ("to", "be", "filled"),
@@ -97,7 +114,7 @@ NOUNS: Final = _set(
     "name firstname lastname surname recipient sender customer client user company organization organisation business "
     "title position date time day month year email mail phone number address city country state location venue amount "
     "price total order product item invoice ticket link url website details signature role department event code id "
-    "insert enter your my add topic subject"
+    "insert enter your my add topic subject guest"
 )
 """What a letter leaves open: `[Customer Name]`, `[Your Company]`."""
 
@@ -122,6 +139,9 @@ VARIABLES: Final = _set(
     "gopath hostname logname"
 )
 """Variables of the environment that stand in paths."""
+
+TAGGED: Final = _set("new re fw fwd urgent updated confirmed action test draft internal external hold cancelled closed")
+"""What a subject is marked with: `[New Order]`."""
 
 ENTITIES: Final = _set(
     "user username customer order invoice ticket product account email city country location address image audio video "
