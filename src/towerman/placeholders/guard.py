@@ -22,8 +22,21 @@ from typing import Final, Literal, NamedTuple
 from towerman.arguments import as_mapping
 from towerman.errors import PolicyError
 from towerman.placeholders.judging import SOMEWHERE, Others, judge
-from towerman.placeholders.roles import STRICT, Spot, Words, spot_named, spots_of
-from towerman.placeholders.words import BEFORE, BLANKS, DONE, KINDS, MISSING, NUMBERED, RESULTS, STEPS, TYPES, words_of
+from towerman.placeholders.patterns import HINT
+from towerman.placeholders.roles import Spot, Words, spot_named, spots_of
+from towerman.placeholders.words import (
+    AWAITED,
+    BEFORE,
+    BLANKS,
+    DONE,
+    KINDS,
+    MISSING,
+    NUMBERED,
+    RESULTS,
+    STEPS,
+    TYPES,
+    words_of,
+)
 from towerman.policy import nearest
 
 MOST_TOLD: Final = 5
@@ -32,16 +45,18 @@ MOST_TOLD: Final = 5
 _NAME: Final = 64  # characters of a name in a message
 _PLACE: Final = 120  # characters of a place
 
-# One class of characters, so that the search is one pass without stepping back.
-HINT: Final = r"[$<{\[%#_(?]"
-_hint: Final = re.compile(HINT).search
+_hint: Final = HINT.search
 
 _SHORT: Final = 80  # characters of a text that may be a placeholder without any such character
-_TELLING: Final = BEFORE | RESULTS | STEPS | NUMBERED | DONE | BLANKS | {"your", "insert", "replace", "fill", "from"}
-_SINGLE: Final = MISSING | TYPES | KINDS | {"n/a"}
-_AFTER_DOT: Final = ("output", "result", "response")
+_TELLING: Final = (
+    AWAITED | BEFORE | RESULTS | STEPS | NUMBERED | DONE | BLANKS | {"your", "insert", "replace", "fill", "from"}
+)
+_SINGLE: Final = AWAITED | MISSING | TYPES | KINDS | {"n/a", "none"}
 _BEFORE_DOT: Final = tuple(sorted(RESULTS | BEFORE))
-_MARKS: Final = frozenset("@:|~*=«‹")
+_BEFORE_NUMBER: Final = ("call", "step", "task", "node", "action", "tool", "subtask", "result", "output", "response")
+_MARKS: Final = frozenset("@:|~*=&!^«\u2039")
+_EXACT: Final = 2
+_STRICTNESS: Final = {"exact": _EXACT, "number": 1, "place": 1}
 
 _PLAIN: Final = frozenset({int, float, bool, type(None), bytes, Decimal, datetime.date, datetime.datetime})
 
@@ -114,9 +129,9 @@ class Guard:
             if kind is str:
                 if name in looks:
                     spot = looks[name]
-                    if spot is not None and _may_be(value, spot.role in STRICT, spot.own, tools):  # type: ignore[arg-type]
+                    if spot is not None and _may_be(value, _STRICTNESS.get(spot.role, 0), spot.own, tools):  # type: ignore[arg-type]
                         return True
-                elif _may_be(value, False, (), tools):  # type: ignore[arg-type]
+                elif _may_be(value, 0, (), tools):  # type: ignore[arg-type]
                     return True
             elif kind not in _PLAIN and (name not in looks or looks[name] is not None) and _inside(value, tools):
                 return True
@@ -209,7 +224,7 @@ def _named(spot: Spot, key: object, place: str) -> tuple[Spot, str]:
     return known, f"{place}.*" if place else "*"
 
 
-def _may_be(text: str, strict: bool, own: tuple[str, ...], tools: Collection[str]) -> bool:
+def _may_be(text: str, strict: int, own: tuple[str, ...], tools: Collection[str]) -> bool:
     """Has a text what a placeholder cannot do without?"""
     if _hint(text) is not None:
         return True
@@ -223,9 +238,13 @@ def _may_be(text: str, strict: bool, own: tuple[str, ...], tools: Collection[str
         return True
     if "." in low:
         head, _, tail = text.partition(".")
-        return head in tools or tail.startswith(_AFTER_DOT) or low.startswith(_BEFORE_DOT)
+        if strict == _EXACT and "@" not in low:
+            return True
+        return head in tools or any(part in RESULTS for part in tail.split(".")) or low.startswith(_BEFORE_DOT)
+    if low[-1].isdigit() and low.startswith(_BEFORE_NUMBER):
+        return True
     if not strict:
-        return text in tools
+        return text in tools or low[0] in _MARKS
     # A mark in front of it, words joined by hyphens or by their case, the way to a file that is meant to be any.
     return text in tools or "-" in low or (low != text and text.isalpha()) or low[0] in _MARKS or "path/to/" in low
 
@@ -237,7 +256,7 @@ def _inside(value: object, tools: Collection[str]) -> bool:
         one = waiting.pop()
         kind = type(one)
         if kind is str:
-            if _may_be(one, True, (), tools):  # type: ignore[arg-type]
+            if _may_be(one, _EXACT, (), tools):  # type: ignore[arg-type]
                 return True
         elif kind is dict:
             for key, part in one.items():  # type: ignore[attr-defined]

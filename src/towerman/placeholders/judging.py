@@ -12,16 +12,18 @@ Not here: which values are looked at (guard).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Final
 
 from towerman.calls import Call
+from towerman.placeholders import patterns
 from towerman.placeholders.reading import (
     Gap,
     called,
     gaps_in,
     head_of,
+    holds_result,
+    is_computed,
     is_identifier,
     is_nothing,
     is_numbered_path,
@@ -29,7 +31,9 @@ from towerman.placeholders.reading import (
     is_tag,
     is_variable,
     names_done,
+    numbered_dollars,
     numbered_step,
+    points_back,
     reaches_into_result,
     reaches_into_step,
     speaks_of_result,
@@ -39,6 +43,7 @@ from towerman.placeholders.reading import (
 from towerman.placeholders.roles import STRICT, Spot, Words
 from towerman.placeholders.words import (
     AMOUNTS,
+    AWAITED,
     BEFORE,
     BLANK_PHRASES,
     BLANKS,
@@ -167,12 +172,15 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
     if not whole:
         return None
     gap = whole_gap(whole)
-    if gap is not None:
+    if gap is not None and not (spot.tool.maths and gap.style == "mark"):
         if _whole_gap_is(gap, spot, others, index):
             return _source(gap.words, gap.inner, others, index)
         if spot.role in STRICT:
             return None
-    elif len(whole) <= MOST and not (spot.role == "code" or (spot.role == "query" and spot.tool.codes)):
+    elif spot.role == "code" or (spot.role == "query" and spot.tool.codes):
+        if len(whole) <= MOST and _is_no_code(whole, spot, others, index):
+            return SOMEWHERE
+    elif len(whole) <= MOST:
         named = _whole_words(whole, spot, others, index)
         if named is not None:
             return named
@@ -289,6 +297,10 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         return SOMEWHERE if len(whole) > 2 or whole[0] == "?" else None
     if (role in STRICT or role == "plain") and (is_nothing(whole) or is_reference_object(whole)):
         return SOMEWHERE
+    if role not in ("code", "form", "label") and points_back(whole):
+        return SOMEWHERE
+    if (role in STRICT or role == "plain") and is_computed(whole):
+        return SOMEWHERE
     if role in STRICT and whole in ("%s", "%d", "%i", "%f"):
         return SOMEWHERE
     if not words:
@@ -304,9 +316,11 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     if role in STRICT:
         return SOMEWHERE if _stands_in(whole, words, spot) else None
     if role == "plain":
-        if _is_own_name(whole, words, spot) or _is_fill(words, named):
+        if _is_own_name(whole, words, spot) or _is_fill(words, named, whole.isupper()):
             return SOMEWHERE
-        return SOMEWHERE if named and len(words) > 1 and names_done(words) else None
+        if words[0] == "use" and not RESULTS.isdisjoint(words):
+            return SOMEWHERE
+        return SOMEWHERE if names_done(words) and whole.lower() == whole else None
     if role == "query":
         return None
     if role == "text":
@@ -334,7 +348,7 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
             found = others.id(head, index)
             if found is None:
                 found = others.tool(words_of(head), index)
-            if found is not None and _REACHES.fullmatch(tail):
+            if found is not None and patterns.REACHES.fullmatch(tail):
                 return found
         if reaches_into_step(whole):
             return _source(words, whole, others, index)
@@ -368,6 +382,23 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
     return _product(words, spot, others, index)
 
 
+def _is_no_code(whole: str, spot: Spot, others: Others, index: int) -> bool:
+    """Code to be run, or a sum to be worked out, that is a reference: `output_of_step_1`, `$1 / $2`."""
+    if spot.tool.maths:
+        numbers = set(numbered_dollars(whole))
+        if numbers and (max(numbers) <= index or (len(numbers) > 1 and numbers == set(range(1, len(numbers) + 1)))):
+            return True
+        if any(gap.style == "mark" for gap in gaps_in(whole)):
+            return True
+    words = words_of(whole)
+    return bool(
+        spot.tool.runs
+        and is_identifier(whole)
+        and {"of", "from", "step"}.intersection(words)
+        and speaks_of_result(words)
+    )
+
+
 _GIVES: Final = RESULTS | {"id", "data", "value"}
 
 
@@ -390,15 +421,15 @@ def _is_expression(whole: str, words: Sequence[str], spot: Spot, others: Others,
     """`results[0].city`, `get_user(id=42).city`, `$1.city`: what a program would compute."""
     if is_numbered_path(whole) or (reaches_into_result(whole) and "@" not in whole):
         return True
+    if holds_result(whole) and (spot.role != "place" or words[0] in STEPS or words[-1] not in RESULTS):
+        return True
+    if spot.role in ("exact", "number") and len(words) == 2 and words[0] in RESULTS and words[1].isdigit():
+        return is_identifier(whole)
     name = called(whole)
     if name is None:
         return False
     parts = words_of(name)
     return others.tool(parts, index) is not None or (len(parts) > 1 and parts[0] in VERBS)
-
-
-REACHES: Final = r"(?:\.[A-Za-z_]|\[|\(\)|#).{0,120}+"
-_REACHES: Final = re.compile(REACHES)
 
 
 def _numbered_dollar(whole: str, spot: Spot, others: Others, index: int) -> int | None:
@@ -408,7 +439,7 @@ def _numbered_dollar(whole: str, spot: Spot, others: Others, index: int) -> int 
     digits = whole[1:]
     if not digits.isdecimal() or len(digits) > 2:
         return None
-    if spot.money or spot.role in ("number", "text", "query"):
+    if spot.money or spot.role == "number" or (len(digits) > 1 and spot.role in ("text", "query")):
         return None
     found = others.numbered(int(digits), index)
     return SOMEWHERE if found is None else found
@@ -443,13 +474,15 @@ def _is_own_name(whole: str, words: list[str], spot: Spot) -> bool:
     return (len(words) > 1 and is_identifier(whole)) or spot.own[-1] in ENTITIES
 
 
-def _is_fill(words: Sequence[str], named: bool) -> bool:
+def _is_fill(words: Sequence[str], named: bool, upper: bool) -> bool:
     """`YOUR_API_KEY`, `insert_token_here`, `REPLACE_ME`, `placeholder`."""
     if len(words) == 1:
         return words[0] in ("placeholder", "changeme")
     if words[-1] == "here" and (named or words[0] in ("your", "insert", "enter", "put")):
         return True
     if words[0] == "your" and named:
+        return True
+    if upper and words[0] in ("insert", "enter", "put"):
         return True
     return named and tuple(words[:2]) in (("replace", "with"), ("replace", "me"), ("change", "me"), ("fill", "me"))
 
@@ -463,13 +496,15 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         if word in BLANKS:
             return True
         if role == "number":
-            return word in TYPES or word in own or word in MISSING
-        if word in MISSING:
+            return word in TYPES or word in own or word in MISSING or word in AWAITED
+        if word in MISSING or word in AWAITED or whole == "None":
             return spot.identifies
         return (word in TYPES and spot.identifies) or word in KINDS or (spot.own == (word,) and word in ENTITIES)
-    if any(tuple(words[at : at + len(phrase)]) == phrase for phrase in BLANK_PHRASES for at in (0,)):
+    if any(tuple(words[: len(phrase)]) == phrase for phrase in BLANK_PHRASES):
         return True
-    if tuple(words) == spot.own or _is_fill(words, named or "-" in whole):
+    if words[0] in AWAITED and " " in whole:
+        return True
+    if tuple(words) == spot.own or _is_fill(words, named or "-" in whole, whole.isupper()):
         return True
     if whole.lower() in ("n/a",):
         return spot.identifies
@@ -516,17 +551,13 @@ def _parts(text: str, spot: Spot, others: Others, index: int) -> int | None:
     if role == "text":
         text = without_code(text)
     if role in ("place", "plain") and ":" in text:
-        found = _SEGMENT.search(text[:MOST])
+        found = patterns.SEGMENT.search(text[:MOST])
         if found is not None and role == "place" and text.lstrip().startswith(("/", "http")):
             return SOMEWHERE
     for gap in gaps_in(text):
         if _part_is(gap, text, spot, others, index):
             return _source(gap.words, gap.inner, others, index)
     return None
-
-
-SEGMENT: Final = r"/:[A-Za-z_]\w{0,60}+(?=[/?#]|$)"
-_SEGMENT: Final = re.compile(SEGMENT)
 
 
 def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> bool:

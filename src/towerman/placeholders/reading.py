@@ -12,10 +12,10 @@ Not here: whether a gap is wrong where it stands (judging).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
+from towerman.placeholders import patterns
 from towerman.placeholders.words import (
     BEFORE,
     DONE,
@@ -64,19 +64,6 @@ class Gap(NamedTuple):
         return " " in self.inner.strip()
 
 
-PATTERN: Final = (
-    r"\$?\{\{(?P<mustache>[^{}]{1,120}+)\}\}"
-    r"|[$#@]\{(?P<dollar>[^{}]{1,120}+)\}"
-    r"|\{(?P<brace>[A-Za-z_][^{}]{0,80}+)\}"
-    r"|<<?+(?P<angle>[^<>]{1,120}+)>>?+"
-    r"|\[\[?+(?P<square>[A-Za-z_][^\[\]]{0,80}+)\]\]?+"
-    r"|%\((?P<named>\w{1,60}+)\)[sdif]"
-    r"|%(?P<percent>[A-Za-z_]\w{1,60}+)%"
-    r"|(?<![A-Za-z0-9_])__(?P<dunder>[A-Z][A-Z0-9]{0,30}+(?:_[A-Z0-9]{1,30}+){0,6}+)__"
-    r"|(?<![\w$])\$(?P<name>[A-Za-z_]\w{0,60}+(?:(?:\.\w{1,60}+)|\[[\w'\"-]{0,40}+\]){0,12}+)\$?+(?![\w(])"
-    r"|(?<![\w#&])\#(?P<mark>E[0-9]{1,3}+)(?![\w])"
-)
-_GAP: Final = re.compile(PATTERN)
 _STYLES: Final[dict[str, Style]] = {
     "mustache": "mustache",
     "dollar": "dollar",
@@ -90,27 +77,15 @@ _STYLES: Final[dict[str, Style]] = {
     "mark": "mark",
 }
 
-# Between angle brackets: words, or a name; no element with attributes, no address, no mention, no closing tag.
-ANGLED: Final = r"\s{0,3}+[A-Za-z_][\w .,'’:;#()\[\]-]{0,118}+(?<![ /])"
-BRACED: Final = r"\s{0,3}+[A-Za-z_][\w .'\[\]-]{0,80}+"
-SQUARED: Final = r"[A-Za-z_][\w .,'’/-]{0,80}+"
-_ANGLED: Final = re.compile(ANGLED)
-_BRACED: Final = re.compile(BRACED)
-_SQUARED: Final = re.compile(SQUARED)
-
-# Stretches of a text that quote code: a message may speak of a template.
-QUOTED: Final = r"`[^`]{1,2000}+`"
-_QUOTED: Final = re.compile(QUOTED)
-
 
 def without_code(text: str) -> str:
     """The text with what it quotes as code left out."""
-    return _QUOTED.sub(" ", text[:MOST_READ]) if "`" in text else text
+    return patterns.QUOTED.sub(" ", text[:MOST_READ]) if "`" in text else text
 
 
 def gaps_in(text: str) -> Iterator[Gap]:
     """The gaps of a text, as far as they can be meant as such."""
-    for count, found in enumerate(_GAP.finditer(text, 0, MOST_READ)):
+    for count, found in enumerate(patterns.GAP.finditer(text, 0, MOST_READ)):
         if count >= MOST_GAPS:
             return
         group = str(found.lastgroup)
@@ -128,15 +103,19 @@ def _meant(gap: Gap, text: str) -> bool:
             if gap.start or gap.stop != len(text):
                 return False
             inner = inner.strip()
-        if not _ANGLED.fullmatch(inner) or (gap.start and text[gap.start - 1].isalnum()):
+        if not patterns.ANGLED.fullmatch(inner) or (gap.start and text[gap.start - 1].isalnum()):
             return False  # an element, a mention, an address; generics
         return not ("=" in inner or (len(gap.words) == 1 and inner.islower() and inner in STRUCTURE))
     if gap.style == "brace":
-        return _BRACED.fullmatch(inner) is not None and ": " not in inner
+        return patterns.BRACED.fullmatch(inner) is not None and ": " not in inner
     if gap.style == "square":
         after = text[gap.stop : gap.stop + 1]
         before = text[gap.start - 1 : gap.start]
-        return _SQUARED.fullmatch(inner) is not None and after not in ("(", "[") and not (before and before in "])!\\")
+        return (
+            patterns.SQUARED.fullmatch(inner) is not None
+            and after not in ("(", "[")
+            and not (before and before in "])!\\")
+        )
     if gap.style == "mustache":
         return inner.strip()[:1].isalpha() or inner.strip()[:1] in "_$"
     return True
@@ -146,32 +125,13 @@ def whole_gap(text: str) -> Gap | None:
     """The gap that a text is, if it is nothing else: perhaps with an index behind, as in `<GENERATED>-0`."""
     if len(text) > MOST:
         return None
-    doubled = _DOUBLED.fullmatch(text)
+    doubled = patterns.DOUBLED.fullmatch(text)
     if doubled is not None:
         return Gap("doubled", doubled["inner"], tuple(words_of(doubled["inner"])), 0, len(text))
     found = next(gaps_in(text), None)
-    if found is None or found.start or not _REST.fullmatch(text, found.stop):
+    if found is None or found.start or not patterns.INDEX.fullmatch(text, found.stop):
         return None
     return found
-
-
-DOUBLED: Final = r"(?:##|@@|~~|\|\||==|\*\*|«|‹) ?+(?P<inner>[A-Za-z_][\w.'-]{0,40}+(?: [\w.'-]{1,40}+){0,5}+) ?+(?:##|@@|~~|\|\||==|\*\*|»|›)"
-NOTHING: Final = (
-    r"[<{]{1,2}+(?:\.{2,3}+|…|\?{1,3}+|_{1,5}+|[0-9]{1,2}+)[>}]{1,2}+|\[{1,2}+(?:\.{3}|…|\?{1,3}+|_{1,5}+)\]{1,2}+"
-)
-REFERRING: Final = (
-    r"\{\s{0,3}+\"\$?(?:ref|from|result|output|from_call|from_step|output_of|result_of)\"\s{0,3}+:.{0,150}+"
-)
-NUMBERED_NAME: Final = r"\$[0-9]{1,2}+(?:\.[A-Za-z_]|\[).{0,120}+"
-CALLED: Final = r"(?P<name>[A-Za-z_]\w{1,60}+)\([^()]{0,100}+\)(?:[.\[].{0,100}+)?"
-_DOUBLED: Final = re.compile(DOUBLED)
-_NOTHING: Final = re.compile(NOTHING)
-_REFERRING: Final = re.compile(REFERRING, re.DOTALL)
-_NUMBERED_NAME: Final = re.compile(NUMBERED_NAME)
-_CALLED_NAME: Final = re.compile(CALLED)
-
-REST: Final = r"(?:-[0-9]{1,3}+)?"
-_REST: Final = re.compile(REST)
 
 
 def is_tag(gap: Gap) -> bool:
@@ -184,34 +144,27 @@ def is_variable(gap: Gap) -> bool:
     return gap.inner.lower() in VARIABLES and not gap.inner.islower()
 
 
-HEAD: Final = r"(?:call|step|task|node|action|tool|var|toolu|fc|chatcmpl)s?[ _-]{0,1}+[A-Za-z0-9]{1,40}+"
-ACCESS: Final = HEAD + r"(?:[.\[#/(].{0,120}+)"
-NUMBERED_STEP: Final = r"(?P<of>call|step|task|node|action|tool|subtask)s?[ _#-]{0,2}+(?P<number>[0-9]{1,4}+)"
-_ACCESS: Final = re.compile(ACCESS, re.IGNORECASE)
-_NUMBERED_STEP: Final = re.compile(NUMBERED_STEP, re.IGNORECASE)
-IDENTIFIER: Final = r"[A-Za-z_$][\w$]{0,100}+"
-_IDENTIFIER: Final = re.compile(IDENTIFIER)
 _LOCATION: Final = frozenset("/\\")
 
 
 def is_nothing(text: str) -> bool:
     """`<...>`, `{0}`: a gap without a word."""
-    return _NOTHING.fullmatch(text) is not None
+    return patterns.NOTHING.fullmatch(text) is not None
 
 
 def is_reference_object(text: str) -> bool:
     """`{"$ref": ...}` as text."""
-    return _REFERRING.fullmatch(text) is not None
+    return patterns.REFERRING.fullmatch(text) is not None
 
 
 def is_numbered_path(text: str) -> bool:
     """`$1.city`."""
-    return _NUMBERED_NAME.fullmatch(text) is not None
+    return patterns.NUMBERED_NAME.fullmatch(text) is not None
 
 
 def called(text: str) -> str | None:
     """The name of the function, of a text that is a call of one: `get_user(id=42).city`."""
-    found = _CALLED_NAME.fullmatch(text)
+    found = patterns.CALLED.fullmatch(text)
     return None if found is None else found["name"]
 
 
@@ -225,20 +178,44 @@ def reaches_into_result(text: str) -> bool:
     return bool(after) and " " not in tail and "/" not in tail and ("[" in tail or after[-1] not in ENDINGS)
 
 
+def holds_result(text: str) -> bool:
+    """`steps.lookup.output`, `lookup.result.id`: a path with what calls give on its way."""
+    if patterns.DOTTED.fullmatch(text) is None:
+        return False
+    parts = text.replace("[", ".").split(".")
+    return not RESULTS.isdisjoint(parts[1:])
+
+
+def points_back(text: str) -> bool:
+    """`@prev`, `&result`."""
+    found = patterns.POINTED.fullmatch(text)
+    return found is not None and found["word"].lower() in RESULTS | BEFORE
+
+
+def is_computed(text: str) -> bool:
+    """`$(get_id)`."""
+    return patterns.COMPUTED.fullmatch(text) is not None
+
+
+def numbered_dollars(text: str) -> list[int]:
+    """The numbers of `$1 / $2`."""
+    return [int(found["number"]) for found in patterns.MONEYED.finditer(text[:MOST])]
+
+
 def is_identifier(text: str) -> bool:
     """One name, such as `previous_result`."""
-    return _IDENTIFIER.fullmatch(text) is not None
+    return patterns.IDENTIFIER.fullmatch(text) is not None
 
 
 def numbered_step(text: str) -> tuple[str, int] | None:
     """`call_0`, `step 2`: of what, and the number."""
-    found = _NUMBERED_STEP.fullmatch(text)
+    found = patterns.STEP.fullmatch(text)
     return None if found is None else (found["of"].lower(), int(found["number"]))
 
 
 def reaches_into_step(text: str) -> bool:
     """`step_1.output`, `call_abc.files[0]`: a path into what a call gave."""
-    found = _ACCESS.fullmatch(text)
+    found = patterns.INTO_STEP.fullmatch(text)
     if found is None:
         return False
     head, tail = _split(text)
@@ -254,12 +231,8 @@ def reaches_into_step(text: str) -> bool:
     )
 
 
-SPLIT: Final = r"[A-Za-z0-9_ -]{0,80}+"
-_SPLIT: Final = re.compile(SPLIT)
-
-
 def _split(text: str) -> tuple[str, str]:
-    found = _SPLIT.match(text)
+    found = patterns.HEAD.match(text)
     stop = 0 if found is None else found.end()
     return text[:stop], text[stop:]
 

@@ -91,6 +91,7 @@ _FILES: Final = _set("write file files edit patch append insert replace save")
 _STORES: Final = _set("page wiki doc docs document note notes readme article blog knowledge memory log gist snippet")
 _MAKES: Final = _set("create add update schedule book set make open submit register report request order plan")
 _RUNS: Final = _set("run exec execute eval evaluate terminal shell bash sql python")
+_MATHS: Final = _set("calculate calculator math maths compute arithmetic evaluate solve")
 _LOOKS: Final = _set("search grep find replace edit write save create format lint validate render check")
 _SENDS: Final = _set(
     "send email mail sms message post reply notify notification tweet publish submit dm comment broadcast say speak "
@@ -110,7 +111,7 @@ class Words:
         description: of the tool.
     """
 
-    __slots__ = ("codes", "files", "forms", "makes", "names", "runs", "sends", "words")
+    __slots__ = ("codes", "files", "forms", "makes", "maths", "names", "runs", "sends", "words")
 
     def __init__(self, name: str, description: str) -> None:
         self.words = words = frozenset(words_of(name))
@@ -122,6 +123,7 @@ class Words:
         self.sends = bool(words & _SENDS)
         self.makes = bool(words & _MAKES) and not self.files and not words & _STORES
         self.names = bool(words & _NAMES_THINGS)
+        self.maths = bool(words & _MATHS)
         self.runs = bool(words & _RUNS) and not words & _LOOKS
 
 

@@ -7,19 +7,17 @@ Not here: what an argument is for (roles), what a text says of itself (reading).
 
 from __future__ import annotations
 
-import re
 from typing import Final
+
+from towerman.placeholders.patterns import WORD
 
 MOST: Final = 160
 """Characters of a text that may be a placeholder as a whole."""
 
-# Possessive, so that no text makes it step back.
-_WORD: Final = re.compile(r"[A-Z]++[a-z]*+|[a-z]++|[0-9]++|[^\W\d_A-Za-z]++")
-
 
 def words_of(text: str) -> list[str]:
     """The words of the beginning of a text, in lower case: `ticketId`, `ticket-id` and `TICKET_ID` are the same two."""
-    return [word.lower() for word in _WORD.findall(text[:MOST])]
+    return [word.lower() for word in WORD.findall(text[:MOST])]
 
 
 def _set(words: str) -> frozenset[str]:
@@ -83,7 +81,11 @@ ENDINGS: Final = _set(
 
 VERBS: Final = _set("get fetch find search lookup create load read query call list compute calculate retrieve")
 
+AWAITED: Final = _set("pending await awaiting waiting depends")
+"""What a model says of what it does not have yet."""
+
 BLANK_PHRASES: Final = (
+    ("will", "be"),
     ("to", "be", "determined"),
     ("to", "be", "filled"),
     ("to", "be", "provided"),
@@ -114,7 +116,7 @@ NOUNS: Final = _set(
     "name firstname lastname surname recipient sender customer client user company organization organisation business "
     "title position date time day month year email mail phone number address city country state location venue amount "
     "price total order product item invoice ticket link url website details signature role department event code id "
-    "insert enter your my add topic subject guest"
+    "insert enter your my add topic subject guest value"
 )
 """What a letter leaves open: `[Customer Name]`, `[Your Company]`."""
 
