@@ -231,6 +231,8 @@ def _may_be(text: str, strict: int, own: tuple[str, ...], tools: Collection[str]
     if len(text) > _SHORT or not text:
         return False
     low = text.lower()
+    if "::" in low or (strict == 1 and ("path/to/" in low or "/:" in low or "/id" in low)):
+        return True
     if " " in low:
         words = low.split()
         return not _TELLING.isdisjoint(words) or (strict and len(words) > 1)
@@ -246,7 +248,7 @@ def _may_be(text: str, strict: int, own: tuple[str, ...], tools: Collection[str]
     if not strict:
         return text in tools or low[0] in _MARKS
     # A mark in front of it, words joined by hyphens or by their case, the way to a file that is meant to be any.
-    return text in tools or "-" in low or (low != text and text.isalpha()) or low[0] in _MARKS or "path/to/" in low
+    return text in tools or "-" in low or (low != text and text.isalpha()) or low[0] in _MARKS
 
 
 def _inside(value: object, tools: Collection[str]) -> bool:

@@ -20,6 +20,7 @@ from towerman.placeholders import patterns
 from towerman.placeholders.reading import (
     Gap,
     called,
+    follows_arrow,
     gaps_in,
     head_of,
     holds_result,
@@ -33,6 +34,7 @@ from towerman.placeholders.reading import (
     names_done,
     numbered_dollars,
     numbered_step,
+    only_of_results,
     points_back,
     reaches_into_result,
     reaches_into_step,
@@ -58,11 +60,14 @@ from towerman.placeholders.words import (
     MOST,
     NOUNS,
     NUMBERED,
+    OPEN,
     PLACES,
+    POINTERS,
     PROGRAMMING,
     RESULTS,
     STEPS,
     TAGGED,
+    TIMES,
     TYPES,
     VERBS,
     words_of,
@@ -299,7 +304,7 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         return SOMEWHERE
     if role not in ("code", "form", "label") and points_back(whole):
         return SOMEWHERE
-    if (role in STRICT or role == "plain") and is_computed(whole):
+    if (role in STRICT or role == "plain") and (is_computed(whole) or follows_arrow(whole)):
         return SOMEWHERE
     if role in STRICT and whole in ("%s", "%d", "%i", "%f"):
         return SOMEWHERE
@@ -317,6 +322,10 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         return SOMEWHERE if _stands_in(whole, words, spot) else None
     if role == "plain":
         if _is_own_name(whole, words, spot) or _is_fill(words, named, whole.isupper()):
+            return SOMEWHERE
+        if words == ["string"] and whole == "string":
+            return SOMEWHERE
+        if named and whole.isupper() and len(words) > 2 and not TIMES.isdisjoint(words) and not OPEN.isdisjoint(words):
             return SOMEWHERE
         if words[0] == "use" and not RESULTS.isdisjoint(words):
             return SOMEWHERE
@@ -369,6 +378,8 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
                 found = others.tool(words[:length], index)
                 if found is not None:
                     return found
+    if (named or " " in whole) and only_of_results(words) and (role != "text" or _TITLES.isdisjoint(spot.own)):
+        return _source(words, whole, others, index)
     if role == "query":
         return None
     if role == "text":  # prose speaks of results by right: only what says nothing else is no prose
@@ -406,6 +417,8 @@ def _says_nothing_else(whole: str, words: Sequence[str], spot: Spot) -> bool:
     """`output of step 2`, `The content returned by the first call`, in place of the content."""
     if len(words) > 9 or not all(char.isalnum() or char in " _'-" for char in whole):
         return False
+    if words[0] in ("insert", "enter", "put", "your") and words[-1] == "here":
+        return True
     first = words[1] if words[0] in ("the", "a") and len(words) > 1 else words[0]
     if first in ("output", "result", "response") and len(words) <= 6 and speaks_of_result(words):
         return spot.own[-1:] != ("title",) or is_identifier(whole)
@@ -504,11 +517,17 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return True
     if words[0] in AWAITED and " " in whole:
         return True
+    if not TIMES.isdisjoint(words) and not _NOT_YET.isdisjoint(words) and not spot.dated:
+        return True
+    if spot.role == "exact" and named and not spot.dated and not OPEN.isdisjoint(words) and not _has_digit(whole):
+        return True
+    if spot.identifies and " " in whole and not POINTERS.isdisjoint(words):
+        return True
     if tuple(words) == spot.own or _is_fill(words, named or "-" in whole, whole.isupper()):
         return True
     if whole.lower() in ("n/a",):
         return spot.identifies
-    if any(char.isdigit() for char in whole) or "@" in whole:
+    if _has_digit(whole) or "@" in whole:
         return False
     if role == "place":
         return _no_location(whole, words)
@@ -520,12 +539,26 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return True
     kinds = DATES if spot.dated else own | {"email", "address", "id", "uuid", "phone"}
     joined = {"from", "of", "returned", "by", "the"}.intersection(words)
-    if " " in whole and joined and kinds.intersection(words):
+    if " " in whole and (joined or "'s " in whole or "\u2019s " in whole) and kinds.intersection(words):
         return True
     return names_done(words) or _uuid_in_words(words, spot)
 
 
-_SPEAKING: Final = frozenset(" _-'’.,")
+_SPEAKING: Final = frozenset(" _-'\u2019.,")
+
+
+_NOT_YET: Final = (
+    MISSING
+    | AWAITED
+    | OPEN
+    | RESULTS
+    | BEFORE
+    | {"search", "known", "available", "call", "step", "complete", "completes"}
+)
+
+
+def _has_digit(text: str) -> bool:
+    return any(char.isdigit() for char in text)
 
 
 def _uuid_in_words(words: Sequence[str], spot: Spot) -> bool:
@@ -553,6 +586,8 @@ def _parts(text: str, spot: Spot, others: Others, index: int) -> int | None:
     if role in ("place", "plain") and ":" in text:
         found = patterns.SEGMENT.search(text[:MOST])
         if found is not None and role == "place" and text.lstrip().startswith(("/", "http")):
+            return SOMEWHERE
+        if role == "place" and "%s" in text and "://" in text:
             return SOMEWHERE
     for gap in gaps_in(text):
         if _part_is(gap, text, spot, others, index):

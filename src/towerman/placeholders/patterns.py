@@ -18,10 +18,10 @@ HINT: Final = re.compile(r"[$<{\[%#_(?]")
 """What most placeholders have and most values have not. One class, so that it is found in one pass."""
 
 GAP: Final = re.compile(
-    r"\$?\{\{(?P<mustache>[^{}]{1,120}+)\}\}"
+    r"\$?\{\{\{?+(?P<mustache>[^{}]{1,120}+)\}\}\}?+"
     r"|[$#@%]\{(?P<dollar>[^{}]{1,120}+)\}"
     r"|\{(?P<brace>[A-Za-z_][^{}]{0,80}+)\}"
-    r"|<<?+(?P<angle>[^<>]{1,120}+)>>?+"
+    r"|<{1,3}+(?P<angle>[^<>]{1,120}+)>{1,3}+"
     r"|\[\[?+(?P<square>[A-Za-z_][^\[\]]{0,80}+)\]\]?+"
     r"|%\((?P<named>\w{1,60}+)\)[sdif]"
     r"|%(?P<percent>[A-Za-z_]\w{1,60}+)%"
@@ -40,8 +40,8 @@ BRACED: Final = re.compile(r"\s{0,3}+[A-Za-z_][\w .'\[\]-]{0,80}+")
 SQUARED: Final = re.compile(r"[A-Za-z_][\w .,'\u2019/-]{0,80}+")
 """Between square brackets."""
 
-INDEX: Final = re.compile(r"(?:-[0-9]{1,3}+)?+")
-"""Behind a gap: `<GENERATED>-0`."""
+INDEX: Final = re.compile(r"(?:-[0-9]{1,3}+|(?:\.\w{1,60}+|\[[\w'\"-]{0,40}+\]){1,6}+)?+")
+"""Behind a gap: `<GENERATED>-0`, `{{user}}.id`."""
 
 DOUBLED: Final = re.compile(
     r"(?:##|@@|~~|\|\||==|\*\*|\xab|\u2039) ?+"
@@ -61,10 +61,13 @@ REFERRING: Final = re.compile(
 )
 """An object that refers to something, as text."""
 
-POINTED: Final = re.compile(r"[@&!~^]{1,2}+(?P<word>[A-Za-z]{3,12}+)")
-"""`@prev`."""
+POINTED: Final = re.compile(r"[@&!~^%]{1,2}+(?P<word>[A-Za-z]\w{2,40}+)(?P<path>(?:\.\w{1,60}+){0,6}+)")
+"""`@prev`, `@find_user.id`."""
 
-COMPUTED: Final = re.compile(r"\$\([^()]{1,100}+\)")
+ARROW: Final = re.compile(r"(?P<name>[a-z]{2,20}+_\w{1,40}+) ?+(?:->|=>|::|>|\|) ?+[A-Za-z_][\w.]{0,60}+")
+"""`find_user -> id`."""
+
+COMPUTED: Final = re.compile(r"\$\([^()]{1,100}+\)(?:[.\[].{0,80}+)?+")
 """`$(get_id)`."""
 
 DOTTED: Final = re.compile(r"[A-Za-z_]\w{0,60}+(?:\.\w{1,60}+|\[[\w'\"-]{0,40}+\]){1,12}+")
@@ -100,8 +103,10 @@ HEAD: Final = re.compile(r"[A-Za-z0-9_ -]{0,80}+")
 REACHES: Final = re.compile(r"(?:\.[A-Za-z_]|\[|\(\)|#).{0,120}+")
 """What reaches into a result: `.id`, `[0]`, `()`."""
 
-SEGMENT: Final = re.compile(r"/:[A-Za-z_]\w{0,60}+(?=[/?#]|\Z)")
-"""A part of a path that is left open: `/users/:id`."""
+SEGMENT: Final = re.compile(
+    r"/(?::[A-Za-z_]\w{0,60}+|ID|UUID|[A-Z]{2,20}+(?:_[A-Z]{2,20}+){0,3}+(?:(?<=_ID)|(?<=_KEY)|(?<=_TOKEN)|(?<=_NAME)|(?<=_NUMBER)|(?<=_HERE)))(?=[/?#]|\Z)"
+)
+"""A part of a path that is left open: `/users/:id`, `/users/USER_ID`."""
 
 QUOTED: Final = re.compile(r"`[^`]{1,2000}+`")
 """Code in a message."""

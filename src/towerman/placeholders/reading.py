@@ -20,6 +20,7 @@ from towerman.placeholders.words import (
     BEFORE,
     DONE,
     ENDINGS,
+    FILLERS,
     GIVEN,
     MOST,
     NUMBERED,
@@ -28,6 +29,7 @@ from towerman.placeholders.words import (
     STRUCTURE,
     TAGS,
     VARIABLES,
+    VERBS,
     words_of,
 )
 
@@ -183,13 +185,36 @@ def holds_result(text: str) -> bool:
     if patterns.DOTTED.fullmatch(text) is None:
         return False
     parts = text.replace("[", ".").split(".")
+    head = words_of(parts[0])
+    if head[:1] and head[0] in VERBS and "_" in parts[0] and parts[-1] not in ENDINGS:
+        return True
     return not RESULTS.isdisjoint(parts[1:])
 
 
 def points_back(text: str) -> bool:
     """`@prev`, `&result`."""
     found = patterns.POINTED.fullmatch(text)
-    return found is not None and found["word"].lower() in RESULTS | BEFORE
+    if found is None:
+        return False
+    word = found["word"].lower()
+    if word in RESULTS or word in BEFORE:
+        return True
+    path = words_of(found["path"])
+    return bool(path) and "_" in word and path[-1] not in ENDINGS
+
+
+def follows_arrow(text: str) -> bool:
+    """`find_user -> id`."""
+    found = patterns.ARROW.fullmatch(text)
+    return found is not None and words_of(found["name"])[0] in VERBS
+
+
+def only_of_results(words: Sequence[str]) -> bool:
+    """Words that speak of the result of a call, and of nothing else."""
+    return speaks_of_result(words) and all(
+        word in RESULTS or word in STEPS or word in BEFORE or word in NUMBERED or word in FILLERS or word.isdigit()
+        for word in words
+    )
 
 
 def is_computed(text: str) -> bool:

@@ -32,7 +32,7 @@ def _set(words: str) -> frozenset[str]:
 
 _EXACT: Final = _set(
     "id ids uuid guid identifier token secret email emails mail sku isbn iban recipient recipients to cc bcc reference "
-    "apikey assignee channel"
+    "apikey assignee channel username login"
 )
 _KEYS: Final = _set("api access secret license private public object primary issue idempotency account")
 _CODES: Final = _set(

@@ -84,6 +84,18 @@ VERBS: Final = _set("get fetch find search lookup create load read query call li
 AWAITED: Final = _set("pending await awaiting waiting depends")
 """What a model says of what it does not have yet."""
 
+TIMES: Final = _set("until after once when yet later")
+"""When it will be there."""
+
+OPEN: Final = _set(
+    "unknown pending awaiting until lookup resolve resolved needs needed later placeholder unavailable determined "
+    "provided filled replaced dynamic tbd todo dummy derived obtained"
+)
+"""What a name made of words says of something that is not there: `TO_BE_RESOLVED`."""
+
+POINTERS: Final = _set("the that this whatever same just")
+"""No identifier is made of these."""
+
 BLANK_PHRASES: Final = (
     ("will", "be"),
     ("to", "be", "determined"),
