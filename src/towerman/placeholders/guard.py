@@ -131,7 +131,7 @@ class Guard:
                     spot = looks[name]
                     if spot is not None and _may_be(value, _STRICTNESS.get(spot.role, 0), spot.own, tools):  # type: ignore[arg-type]
                         return True
-                elif _may_be(value, 0, (), tools):  # type: ignore[arg-type]
+                elif _may_be(value, _EXACT, (), tools):  # type: ignore[arg-type]
                     return True
             elif kind not in _PLAIN and (name not in looks or looks[name] is not None) and _inside(value, tools):
                 return True
@@ -231,7 +231,7 @@ def _may_be(text: str, strict: int, own: tuple[str, ...], tools: Collection[str]
     if len(text) > _SHORT or not text:
         return False
     low = text.lower()
-    if "::" in low or (strict == 1 and ("path/to/" in low or "/:" in low or "/id" in low)):
+    if "::" in low or (strict == 1 and ("/:" in low or "/id" in low)):
         return True
     if " " in low:
         words = low.split()

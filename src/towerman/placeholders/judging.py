@@ -5,7 +5,7 @@ not be any gap, prose may not be one as a whole, a query only where it speaks of
 it does so in plain words, a template never. What other calls of the batch are called, give and are known by counts where
 the text names it, and nowhere else: so calls that it does not name change nothing.
 
-House rules. Pure, and linear in the text. What is in the schema's `enum` is always a value.
+House rules. Pure, and linear in the text. A value that the schema itself names is always one.
 
 Not here: which values are looked at (guard).
 """
@@ -51,6 +51,7 @@ from towerman.placeholders.words import (
     BLANKS,
     DATES,
     DONE,
+    ENDINGS,
     ENTITIES,
     FILLERS,
     GIVEN,
@@ -169,9 +170,9 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
     Returns:
         None: it is a value. Else the index of the call that it names, or `SOMEWHERE`.
     """
-    if text in spot.enum:
+    if text in spot.known:
         return None
-    if spot.role == "form" and not spot.enum:
+    if spot.role == "form":
         return None
     whole = _stripped(text)
     if not whole:
@@ -321,7 +322,7 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     if role in STRICT:
         return SOMEWHERE if _stands_in(whole, words, spot) else None
     if role == "plain":
-        if _is_own_name(whole, words, spot) or _is_fill(words, named, whole.isupper()):
+        if _is_own_name(whole, words, spot) or _is_fill(words, spot, named, whole.isupper()):
             return SOMEWHERE
         if words == ["string"] and whole == "string":
             return SOMEWHERE
@@ -357,7 +358,7 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
             found = others.id(head, index)
             if found is None:
                 found = others.tool(words_of(head), index)
-            if found is not None and patterns.REACHES.fullmatch(tail):
+            if found is not None and patterns.REACHES.fullmatch(tail) and not _is_file(tail):
                 return found
         if reaches_into_step(whole):
             return _source(words, whole, others, index)
@@ -408,6 +409,11 @@ def _is_no_code(whole: str, spot: Spot, others: Others, index: int) -> bool:
         and {"of", "from", "step"}.intersection(words)
         and speaks_of_result(words)
     )
+
+
+def _is_file(tail: str) -> bool:
+    """`.txt`: what comes behind the name of a tool is the ending of a file."""
+    return tail[:1] == "." and tail[1:] in ENDINGS
 
 
 _GIVES: Final = RESULTS | {"id", "data", "value"}
@@ -484,20 +490,25 @@ def _is_own_name(whole: str, words: list[str], spot: Spot) -> bool:
     """The name of the argument in place of its value."""
     if not spot.own or tuple(words) != spot.own:
         return False
+    if len(words) > 1 and spot.role == "plain":
+        return "_" in whole  # names of variables are written in other ways where code is handed on
     return (len(words) > 1 and is_identifier(whole)) or spot.own[-1] in ENTITIES
 
 
-def _is_fill(words: Sequence[str], named: bool, upper: bool) -> bool:
-    """`YOUR_API_KEY`, `insert_token_here`, `REPLACE_ME`, `placeholder`."""
+def _is_fill(words: Sequence[str], spot: Spot, named: bool, upper: bool) -> bool:
+    """`YOUR_ORDER_ID`, `insert_token_here`, `REPLACE_ME`, `placeholder`."""
     if len(words) == 1:
         return words[0] in ("placeholder", "changeme")
     if words[-1] == "here" and (named or words[0] in ("your", "insert", "enter", "put")):
         return True
-    if words[0] == "your" and named:
-        return True
+    if words[0] == "your" and named and spot.role in STRICT and _CREDENTIALS.isdisjoint(spot.own[-1:]):
+        return True  # in credentials and elsewhere it is what a user, or a host that puts them in, calls the value
     if upper and words[0] in ("insert", "enter", "put"):
         return True
     return named and tuple(words[:2]) in (("replace", "with"), ("replace", "me"), ("change", "me"), ("fill", "me"))
+
+
+_CREDENTIALS: Final = frozenset({"key", "token", "secret", "password", "passphrase", "apikey"})
 
 
 def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
@@ -510,7 +521,7 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
             return True
         if role == "number":
             return word in TYPES or word in own or word in MISSING or word in AWAITED
-        if word in MISSING or word in AWAITED or whole == "None":
+        if word in MISSING or word in AWAITED:
             return spot.identifies
         return (word in TYPES and spot.identifies) or word in KINDS or (spot.own == (word,) and word in ENTITIES)
     if any(tuple(words[: len(phrase)]) == phrase for phrase in BLANK_PHRASES):
@@ -523,7 +534,7 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return True
     if spot.identifies and " " in whole and not POINTERS.isdisjoint(words):
         return True
-    if tuple(words) == spot.own or _is_fill(words, named or "-" in whole, whole.isupper()):
+    if tuple(words) == spot.own or _is_fill(words, spot, named or "-" in whole, whole.isupper()):
         return True
     if whole.lower() in ("n/a",):
         return spot.identifies
@@ -533,7 +544,11 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return _no_location(whole, words)
     if not _SPEAKING.issuperset(char for char in whole if not char.isalnum()):
         return False  # a key, a name with a dot
+    if words[0] == "my":  # what people call their own things
+        return False
     if role == "number":
+        if "." in whole and not whole.islower():
+            return False  # a constant
         return bool((AMOUNTS | own | RESULTS | BEFORE | DONE).intersection(words)) and len(words) <= 10
     if spot.identifies and own & KINDS and KINDS.intersection(words):
         return True
@@ -567,8 +582,6 @@ def _uuid_in_words(words: Sequence[str], spot: Spot) -> bool:
 
 def _no_location(whole: str, words: list[str]) -> bool:
     """A file or URL that is neither, but speaks of one."""
-    if "path/to/" in whole.lower():
-        return True
     if any(char in whole for char in "/\\.:~*"):
         return False
     if names_done(words):
@@ -613,7 +626,7 @@ def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> boo
             return _points(gap, others, index) or (gap.prose and _is_opening(gap))
         return not is_variable(gap) and not (style == "angle" and is_tag(gap) and ">" in text[: gap.start])
     if role in ("exact", "number", "plain", "label"):
-        if spot.own[-1:] in (("password",), ("secret",), ("passphrase",)):
+        if not _CREDENTIALS.isdisjoint(spot.own[-1:]):
             return False
         if style == "square":
             return role != "label" and (

@@ -76,6 +76,7 @@ _STYLES: Final[dict[str, Style]] = {
     "percent": "percent",
     "dunder": "percent",
     "name": "name",
+    "var": "name",
     "mark": "mark",
 }
 

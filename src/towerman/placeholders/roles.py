@@ -136,7 +136,7 @@ class Spot:
         identifies: it names one thing, by its name or its format: `unknown` is no value of it.
         dated: it is a date or a time, for which there are many words.
         money: `$1` may be a price here.
-        enum: what alone may stand there; empty: anything.
+        known: values that the schema itself names: its enum, examples and default.
         free: what is written there is no business of the guard's.
         described: whether the schema names it; what it does not name is shown as `*`.
         fields: places inside an object, by name.
@@ -144,7 +144,7 @@ class Spot:
         tool: the words of its tool.
     """
 
-    __slots__ = ("dated", "described", "enum", "fields", "free", "identifies", "item", "money", "own", "role", "tool")
+    __slots__ = ("dated", "described", "known", "fields", "free", "identifies", "item", "money", "own", "role", "tool")
 
     def __init__(self, own: tuple[str, ...], role: Role, tool: Words) -> None:
         self.own = own
@@ -153,7 +153,7 @@ class Spot:
         self.dated = not DATES.isdisjoint(own[-1:])
         self.identifies = role == "exact" and not self.dated and _UNSURE.isdisjoint(own[-1:])
         self.money = not _MONEY.isdisjoint(own)
-        self.enum: frozenset[object] = frozenset()
+        self.known: frozenset[object] = frozenset()
         self.free = False
         self.described = True
         self.fields: dict[str, Spot] = {}
@@ -216,10 +216,15 @@ class _Reader:
         formats = {one.get("format") for one in nodes}
         spot.dated = spot.dated or bool(formats & {"date", "date-time", "time"})
         spot.identifies = bool(formats & {"uuid", "email"}) or (spot.identifies and not spot.dated)
-        spot.enum = frozenset(
+        spot.known = frozenset(
             option
             for one in nodes
-            for option in [*as_list(one.get("enum")), *([one["const"]] if "const" in one else [])]
+            for option in [
+                *as_list(one.get("enum")),
+                *as_list(one.get("examples")),
+                one.get("const"),
+                one.get("default"),
+            ]
             if isinstance(option, str)
         )
         self._known[key] = spot

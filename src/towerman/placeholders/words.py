@@ -61,7 +61,7 @@ AMOUNTS: Final = _set("amount price cost total sum average mean count quantity n
 BLANKS: Final = _set("tbd tba todo placeholder xxx xxxx xxxxx changeme dummy fixme")
 """A gap, whoever fills it."""
 
-MISSING: Final = _set("unknown undefined null unspecified unavailable na")
+MISSING: Final = _set("unknown undefined unspecified unavailable na")
 """A gap that nobody fills: in an identifier only."""
 
 PROGRAMMING: Final = _set(
