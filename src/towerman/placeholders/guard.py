@@ -22,9 +22,10 @@ from typing import Final, Literal, NamedTuple
 from towerman.arguments import as_mapping
 from towerman.errors import PolicyError
 from towerman.placeholders.judging import SOMEWHERE, Others, judge
-from towerman.placeholders.patterns import HINT
-from towerman.placeholders.roles import Spot, Words, spot_named, spots_of
+from towerman.placeholders.patterns import CAPITALS, HINT
+from towerman.placeholders.roles import STRICT, Spot, Words, spot_named, spots_of
 from towerman.placeholders.words import (
+    AMOUNTS,
     AWAITED,
     BEFORE,
     BLANKS,
@@ -32,9 +33,13 @@ from towerman.placeholders.words import (
     KINDS,
     MISSING,
     NUMBERED,
+    OPEN,
+    POINTERS,
     RESULTS,
     STEPS,
+    TIMES,
     TYPES,
+    VERBS,
     words_of,
 )
 from towerman.policy import nearest
@@ -48,15 +53,45 @@ _PLACE: Final = 120  # characters of a place
 _hint: Final = HINT.search
 
 _SHORT: Final = 80  # characters of a text that may be a placeholder without any such character
-_TELLING: Final = (
-    AWAITED | BEFORE | RESULTS | STEPS | NUMBERED | DONE | BLANKS | {"your", "insert", "replace", "fill", "from"}
-)
-_SINGLE: Final = AWAITED | MISSING | TYPES | KINDS | {"n/a", "none"}
-_BEFORE_DOT: Final = tuple(sorted(RESULTS | BEFORE))
+
+_PROSE_WORDS: Final = BEFORE | RESULTS | STEPS | DONE | {"here", "insert"}
+_PLAIN_WORDS: Final = _PROSE_WORDS | OPEN | {"changeme", "replace", "change", "fill", "new", "string", "from", "use"}
+_STRICT_WORDS: Final = (
+    _PLAIN_WORDS | AWAITED | BLANKS | MISSING | TYPES | KINDS | TIMES | POINTERS | AMOUNTS | NUMBERED
+) | {"of", "by", "your", "to", "see", "as", "not", "n/a", "will", "s"}
 _BEFORE_NUMBER: Final = ("call", "step", "task", "node", "action", "tool", "subtask", "result", "output", "response")
-_MARKS: Final = frozenset("@:|~*=&!^«\u2039")
-_EXACT: Final = 2
-_STRICTNESS: Final = {"exact": _EXACT, "number": 1, "place": 1}
+_BEFORE_DOT: Final = tuple(sorted(RESULTS | BEFORE))
+_MARKS: Final = frozenset(" @:|~*=&!^?\xab\u2039")
+
+
+class _Look(NamedTuple):
+    """How the texts of one argument are looked at first.
+
+    Args:
+        words: without one of these a text has to have something else.
+        single: the same for a text of one word; the argument's own name is one.
+        prose: whole sentences stand there.
+        strict: only the real value is of use.
+        place: a file or URL.
+    """
+
+    words: frozenset[str]
+    single: frozenset[str]
+    prose: bool
+    strict: bool
+    place: bool
+
+
+def _look_of(spot: Spot) -> _Look | None:
+    """None: nothing to look for."""
+    if spot.free:
+        return None
+    strict, prose = spot.role in STRICT, spot.role in ("text", "query")
+    words = _STRICT_WORDS | set(spot.own) if strict else _PROSE_WORDS if prose else _PLAIN_WORDS
+    return _Look(words, words | {"".join(spot.own), " ".join(spot.own)}, prose, strict, spot.role == "place")
+
+
+_ANY: Final = _Look(_STRICT_WORDS, _STRICT_WORDS, prose=False, strict=True, place=False)
 
 _PLAIN: Final = frozenset({int, float, bool, type(None), bytes, Decimal, datetime.date, datetime.datetime})
 
@@ -102,10 +137,7 @@ class Guard:
         self._top = spots_of(schema, Words(name, description))
         if not isinstance(free_text, bool):
             self._set_free(free_text)
-        # Whatever the schema does not name is looked at like any short value.
-        self._looks: dict[str, Spot | None] = {
-            field: None if spot.free else spot for field, spot in self._top.fields.items()
-        }
+        self._looks = {field: _look_of(spot) for field, spot in self._top.fields.items()}
 
     def _set_free(self, paths: Collection[str]) -> None:
         for path in paths:
@@ -127,13 +159,10 @@ class Guard:
         for name, value in keywords.items():
             kind = type(value)
             if kind is str:
-                if name in looks:
-                    spot = looks[name]
-                    if spot is not None and _may_be(value, _STRICTNESS.get(spot.role, 0), spot.own, tools):  # type: ignore[arg-type]
-                        return True
-                elif _may_be(value, _EXACT, (), tools):  # type: ignore[arg-type]
+                look = looks.get(name, _ANY)
+                if look is not None and _may_be(value, look, tools):  # type: ignore[arg-type]  # it is text
                     return True
-            elif kind not in _PLAIN and (name not in looks or looks[name] is not None) and _inside(value, tools):
+            elif kind not in _PLAIN and looks.get(name, _ANY) is not None and _inside(value, tools):
                 return True
         return False
 
@@ -148,13 +177,15 @@ class Guard:
         found: list[Found] = []
         if self._free:
             return found
+        tools = others.tools
         waiting: list[tuple[object, Spot, str]] = [(arguments, self._top, "")]
         while waiting and len(found) < MOST_TOLD:
             value, spot, place = waiting.pop()
             if spot.free:
                 continue
             if isinstance(value, str):
-                call = judge(value, spot, others, index)
+                look = _look_of(spot)
+                call = None if look is None or not _may_be(value, look, tools) else judge(value, spot, others, index)
                 if call is not None:
                     found.append(Found(place, None if call == SOMEWHERE else call))
             elif isinstance(value, Mapping):
@@ -224,31 +255,51 @@ def _named(spot: Spot, key: object, place: str) -> tuple[Spot, str]:
     return known, f"{place}.*" if place else "*"
 
 
-def _may_be(text: str, strict: int, own: tuple[str, ...], tools: Collection[str]) -> bool:
+def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
     """Has a text what a placeholder cannot do without?"""
     if _hint(text) is not None:
         return True
-    if len(text) > _SHORT or not text:
+    if len(text) > _SHORT:
         return False
     low = text.lower()
-    if "::" in low or (strict == 1 and ("/:" in low or "/id" in low)):
-        return True
-    if " " in low:
-        words = low.split()
-        return not _TELLING.isdisjoint(words) or (strict and len(words) > 1)
-    if low in _SINGLE or low in BLANKS or (own and low in own):
-        return True
-    if "." in low:
-        head, _, tail = text.partition(".")
-        if strict == _EXACT and "@" not in low:
+    if low.isalnum():
+        if low in look.single or text in tools:
             return True
-        return head in tools or any(part in RESULTS for part in tail.split(".")) or low.startswith(_BEFORE_DOT)
+        if low == text:
+            return low[-1].isdigit() and low.startswith(_BEFORE_NUMBER)
+        return text[1:] != low[1:] and text.isalpha() and not text.isupper()  # `previousResult`
+    if look.place and ("/" in low or "\\" in low):
+        return "/:" in low or "/ID" in text or CAPITALS.search(text) is not None
+    if "_" in low:
+        low = low.replace("_", " ")
+    words = low.split()
+    if not words:
+        return False
+    if not look.words.isdisjoint(words) or low in look.single:
+        return True
+    if look.prose and len(words) > 1:
+        return low[0] == "("
+    return _odd(text, low, look, tools)
+
+
+def _odd(text: str, low: str, look: _Look, tools: Collection[str]) -> bool:
+    """The same for a short value of more than letters and digits, without such a word."""
+    if low[0] in _MARKS or "(" in low or text in tools:
+        return True
     if low[-1].isdigit() and low.startswith(_BEFORE_NUMBER):
         return True
-    if not strict:
-        return text in tools or low[0] in _MARKS
-    # A mark in front of it, words joined by hyphens or by their case, the way to a file that is meant to be any.
-    return text in tools or "-" in low or (low != text and text.isalpha()) or low[0] in _MARKS
+    if "@" in low:
+        return False
+    if "." in low:
+        head, _, tail = text.partition(".")
+        if head in tools or low.startswith(_BEFORE_DOT) or not RESULTS.isdisjoint(tail.split(".")):
+            return True
+        if low.split(" ", 1)[0] in VERBS:
+            return True
+    elif "::" in low or "|" in low or ">" in low:
+        return True
+    # Joined by something else than a blank.
+    return look.strict and ("xxx" in low or not look.words.isdisjoint(words_of(text)))
 
 
 def _inside(value: object, tools: Collection[str]) -> bool:
@@ -258,7 +309,7 @@ def _inside(value: object, tools: Collection[str]) -> bool:
         one = waiting.pop()
         kind = type(one)
         if kind is str:
-            if _may_be(one, _EXACT, (), tools):  # type: ignore[arg-type]
+            if _may_be(one, _ANY, tools):  # type: ignore[arg-type]
                 return True
         elif kind is dict:
             for key, part in one.items():  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ from towerman.placeholders.reading import (
     whole_gap,
     without_code,
 )
-from towerman.placeholders.roles import STRICT, Spot, Words
+from towerman.placeholders.roles import STRICT, Role, Spot, Words
 from towerman.placeholders.words import (
     AMOUNTS,
     AWAITED,
@@ -82,16 +82,24 @@ class Others:
         calls: all of them, in emitted order.
     """
 
-    __slots__ = ("_calls", "_ids", "_names", "_products")
+    __slots__ = ("_calls", "_ids", "_names", "_products", "_tools")
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self._calls = calls
+        self._tools: frozenset[str] | None = None
         self._names: dict[str, list[int]] | None = None
         self._ids: dict[str, list[int]] = {}
         self._products: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    @property
+    def tools(self) -> frozenset[str]:
+        """The names of their tools."""
+        if self._tools is None:
+            self._tools = frozenset([call.tool for call in self._calls if isinstance(call.tool, str)])
+        return self._tools
 
     def _read(self) -> dict[str, list[int]]:
         """Made at the first question: most batches hold nothing that asks one."""
@@ -177,7 +185,8 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
     whole = _stripped(text)
     if not whole:
         return None
-    gap = whole_gap(whole)
+    open_ = _OPENERS.isdisjoint(whole) is False
+    gap = whole_gap(whole) if open_ else None
     if gap is not None and not (spot.tool.maths and gap.style == "mark"):
         if _whole_gap_is(gap, spot, others, index):
             return _source(gap.words, gap.inner, others, index)
@@ -190,7 +199,11 @@ def judge(text: str, spot: Spot, others: Others, index: int) -> int | None:
         named = _whole_words(whole, spot, others, index)
         if named is not None:
             return named
-    return _parts(text, spot, others, index)
+    return _parts(text, spot, others, index) if open_ else None
+
+
+_OPENERS: Final = frozenset("$<{[%#@~|=*_/\xab\u2039")
+"""Without one of these there is no gap in a text."""
 
 
 def _stripped(text: str) -> str:
@@ -301,13 +314,7 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     words = words_of(whole)
     if role in STRICT and (set(whole) <= _DOTS or (whole.lower().count("x") > 2 and set(whole.lower()) <= _CROSSES)):
         return SOMEWHERE if len(whole) > 2 or whole[0] == "?" else None
-    if (role in STRICT or role == "plain") and (is_nothing(whole) or is_reference_object(whole)):
-        return SOMEWHERE
-    if role not in ("code", "form", "label") and points_back(whole):
-        return SOMEWHERE
-    if (role in STRICT or role == "plain") and (is_computed(whole) or follows_arrow(whole)):
-        return SOMEWHERE
-    if role in STRICT and whole in ("%s", "%d", "%i", "%f"):
+    if _is_sign(whole, role):
         return SOMEWHERE
     if not words:
         return None
@@ -338,6 +345,22 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     return None
 
 
+def _is_sign(whole: str, role: Role) -> bool:
+    """Is a text a sign that stands for a value, whatever its words are?"""
+    first = whole[0]
+    if first in _POINTERS:
+        if role not in ("code", "form", "label") and points_back(whole):
+            return True
+        if role in STRICT and whole in ("%s", "%d", "%i", "%f"):
+            return True
+    if role not in STRICT and role != "plain":
+        return False
+    if first in "<{[":
+        return is_nothing(whole) or is_reference_object(whole)
+    return (first == "$" and is_computed(whole)) or ("_" in whole and follows_arrow(whole))
+
+
+_POINTERS: Final = frozenset("@&!~^%")
 _DOTS: Final = frozenset("?.…")
 _CROSSES: Final = frozenset("x-_. ")
 _TITLES: Final = frozenset({"title", "subject", "caption", "prompt", "headline", "label"})
@@ -499,10 +522,12 @@ def _is_fill(words: Sequence[str], spot: Spot, named: bool, upper: bool) -> bool
     """`YOUR_ORDER_ID`, `insert_token_here`, `REPLACE_ME`, `placeholder`."""
     if len(words) == 1:
         return words[0] in ("placeholder", "changeme")
+    if words[0] == "your" and not _CREDENTIALS.isdisjoint(spot.own[-1:]):
+        return False  # what a user, or a host that puts it in, calls the value
     if words[-1] == "here" and (named or words[0] in ("your", "insert", "enter", "put")):
         return True
-    if words[0] == "your" and named and spot.role in STRICT and _CREDENTIALS.isdisjoint(spot.own[-1:]):
-        return True  # in credentials and elsewhere it is what a user, or a host that puts them in, calls the value
+    if words[0] == "your" and named and spot.role in STRICT:
+        return True
     if upper and words[0] in ("insert", "enter", "put"):
         return True
     return named and tuple(words[:2]) in (("replace", "with"), ("replace", "me"), ("change", "me"), ("fill", "me"))

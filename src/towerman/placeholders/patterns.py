@@ -14,7 +14,7 @@ from typing import Final
 WORD: Final = re.compile(r"[A-Z]++[a-z]*+|[a-z]++|[0-9]++|[^\W\d_A-Za-z]++")
 """A word: `ticketId` has two."""
 
-HINT: Final = re.compile(r"[$<{\[%#_(?]")
+HINT: Final = re.compile(r"[$<{\[%#]")
 """What most placeholders have and most values have not. One class, so that it is found in one pass."""
 
 GAP: Final = re.compile(
@@ -108,6 +108,9 @@ SEGMENT: Final = re.compile(
     r"/(?::[A-Za-z_]\w{0,60}+|ID|UUID|[A-Z]{2,20}+(?:_[A-Z]{2,20}+){0,3}+(?:(?<=_ID)|(?<=_KEY)|(?<=_TOKEN)|(?<=_NAME)|(?<=_NUMBER)|(?<=_HERE)))(?=[/?#]|\Z)"
 )
 """A part of a path that is left open: `/users/:id`, `/users/USER_ID`."""
+
+CAPITALS: Final = re.compile(r"/[A-Z]{2,20}+_")
+"""What may begin such a part."""
 
 QUOTED: Final = re.compile(r"`[^`]{1,2000}+`")
 """Code in a message."""
