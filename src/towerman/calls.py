@@ -63,7 +63,8 @@ class Call:
         arguments: a mapping of argument names to values, or the JSON text as the model wrote it.
         id: the provider's id; may be empty or repeated.
         needs: ids of calls of the same batch whose results must be there first.
-        idempotency_key: handed to the handler as it is (`Context.idempotency_key`).
+        idempotency_key: handed to the handler as it is (`Context.idempotency_key`); None or empty: the call comes
+            without one, and where it may have an effect one is made for it.
     """
 
     tool: str

@@ -57,8 +57,10 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same in
-            each attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
+        idempotency_key: the call's key, the same in each attempt: the one that it came with; else one that is made of
+            its identity (its run, response and place), the same each time that response is handed in; else, for a call
+            that nobody can find again, one that is new each time it is handed in. None only for a call that came
+            without a key and has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -85,7 +87,7 @@ class Context(Generic[DepsT]):
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
         self.attempt = job.attempt
-        self.idempotency_key = call.idempotency_key
+        self.idempotency_key = call.idempotency_key or None
         self.deadline = job.due
 
     async def execute(
@@ -667,6 +669,7 @@ class Work:
         parent: the call that waits for it; None for a batch that no call has made.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
+        salt: what the keys are made of that its handlers are given where a call has no identity; None until one is.
         tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
@@ -704,6 +707,7 @@ class Work:
         "results",
         "resumed",
         "run",
+        "salt",
         "sealed_at",
         "shares",
         "shell",
@@ -756,6 +760,7 @@ class Work:
         self.parent: Job | None = None
         self.shares: Shares | None = None
         self.exhausted = False
+        self.salt: bytes | None = None
         self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []

@@ -604,8 +604,11 @@ class Filing(Ending):
             said = f"the journal did not answer within {JOURNAL_SECONDS:g} s"
             self._never_started(job, "journal_unavailable", _UNAVAILABLE.format(why=said), "rejected")
 
-    def _effect_key(self, work: Work, index: int, tool: Tool) -> str | None:
-        """An idempotency key for a handler whose call came without one: the same each time it runs."""
+    def _effect_key(self, work: Work, index: int, tool: Tool) -> str:
+        """An idempotency key for a handler whose call came without one: the same in each attempt, and another one for
+        every other call. No two calls may have the same, nor none: a handler that drops what it has seen would drop the
+        second one's effect.
+        """
         core = self.core
         filed = work.filed.get(index) if work.filed is not None else None
         if filed is not None:
@@ -613,8 +616,10 @@ class Filing(Ending):
                 return effect_key(filed.token, b"")
             return effect_key(core.journal_key, filed.key)
         found = self._identity(work, index, tool, None)
-        if found is None:
-            return None
+        if found is None:  # every hand-in is new (S14)
+            if work.salt is None:
+                work.salt = os.urandom(16)
+            return effect_key(work.salt, index.to_bytes(8, "big"))
         secret = core.policy.secret or ""
         raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
         return effect_key(raw, place(raw, found))
