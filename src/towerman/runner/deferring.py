@@ -119,13 +119,12 @@ class Deferring(Filing):
                 hand = self._handing(work, index, code, why, waited, waited_for)
                 self._soon_handed(hand, lambda one: self._not_handed(one, problem))
                 return True
-            with core.lock:  # whoever goes on with the same batch may be at work with it
+            with core.lock:  # else whoever goes on with the same batch has it: the two are one call in the queue
                 mine = not approval.cleared or core.claim(approval, work)
             try:
                 asked, edited = carrying.taken_along(core, work, index, body) if mine else (None, None)
             except carrying.NotPlain:
                 body = None
-            body = body if mine else None
         if body is None:
             return False
         hand = self._handing(work, index, code, why, waited, waited_for)
