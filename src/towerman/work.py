@@ -313,10 +313,11 @@ class Filed:
         claim: the worker's claim under which it runs, or None.
         place: batch and index under which it is written down; None: its own.
         told: its outcome was handed to the journal, or came from there.
+        before: it was begun before, and nobody knows what came of that; repeating it does no harm.
         riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
+    __slots__ = ("before", "begun", "claim", "digest", "key", "place", "riders", "told", "token")
 
     def __init__(
         self,
@@ -332,6 +333,7 @@ class Filed:
         self.token = b""
         self.begun = False
         self.told = False
+        self.before = False
         self.riders: tuple[Filed, ...] = ()
 
 
@@ -372,6 +374,7 @@ class Deferral:
     Attributes:
         every: every call is to go there.
         claims: by index, calls that a worker has taken from there; the journal knows them by these.
+        rows: by index, these calls as they stand there.
         patience: seconds for which such a call waits in the gate.
         handles: by index, calls that are in the queue, by their names there.
         behind: by node of the plan (calls, and from its size on junctions), the calls in the queue that come before.
@@ -381,13 +384,19 @@ class Deferral:
         handing: by index, calls that are being put there.
     """
 
-    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience")
+    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience", "rows")
 
     def __init__(
-        self, *, every: bool = False, claims: Mapping[int, Filed] | None = None, patience: float = 0.0
+        self,
+        *,
+        every: bool = False,
+        claims: Mapping[int, Filed] | None = None,
+        rows: Mapping[int, Deferred] | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.every = every
         self.claims = claims or {}
+        self.rows = rows or {}
         self.patience = patience
         self.handles: dict[int, str] = {}
         self.behind: dict[int, set[int]] = {}

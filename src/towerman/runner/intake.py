@@ -108,7 +108,7 @@ class Intake(Sealer):
             work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
-        asks = core.any_gated or work.resumed is not None
+        asks = core.any_gated or work.resumed is not None or work.gated is not None
         for index in range(size):
             if work.results[index] is not None:  # from before, or cancelled meanwhile
                 work.tools[index] = core.tool_of(calls[index])
@@ -145,7 +145,7 @@ class Intake(Sealer):
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
             if work.plan.groups:
                 self._gather_groups(work)
-        if work.resumed is not None:
+        if work.resumed is not None or (work.gated is not None and work.deferral is not None):
             self._seal_decided(work)
         if not work.plan.trivial:
             self._start_plan(work)
