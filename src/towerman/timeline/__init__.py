@@ -15,7 +15,8 @@ Not here: tables of results and the live view (cli), files of events (observers)
 """
 
 from towerman.timeline.drawing import LEAST_WIDTH, draw
+from towerman.timeline.picture import MOST_ROWS, draw_svg
 from towerman.timeline.stories import Story, stories
 from towerman.timeline.words import columns, fit, printable
 
-__all__ = ["LEAST_WIDTH", "Story", "columns", "draw", "fit", "printable", "stories"]
+__all__ = ["LEAST_WIDTH", "MOST_ROWS", "Story", "columns", "draw", "draw_svg", "fit", "printable", "stories"]

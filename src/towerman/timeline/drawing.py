@@ -19,12 +19,11 @@ from towerman.timeline.measures import (
     SHARED,
     WAITING,
     Unit,
-    calls_of,
     count_of,
     finite,
+    headline,
     is_open,
     stretches,
-    tokens_of,
     unit_for,
 )
 from towerman.timeline.words import columns, fit, printable
@@ -235,13 +234,7 @@ def draw(
         return (" " * layout.gap).join(cells).rstrip()
 
     labels, ruler = _ticks(layout.bar, horizon, unit, ascii_only)
-    still = sum(1 for span in ordered if span.still_running and not is_open(span))
-    head = f"{calls_of(len(ordered))} in {unit.text(sealed)} {name}: {count_of(ordered)}"
-    counted = [span.tokens for span in ordered if span.tokens is not None]
-    if counted:
-        head += f"; about {tokens_of(sum(counted))}"
-    if still:
-        head += f"; {still:,} still at work"
+    head = headline(ordered, sealed, unit, name)
     lines = [
         fit(head, width, ascii_only=ascii_only).rstrip(),
         "",

@@ -54,6 +54,7 @@ def number(value: float, decimals: int) -> str:
 
 
 def unit_for(seconds: float) -> Unit:
+    """The unit for a drawing that covers so many seconds."""
     if seconds >= 1:
         return Unit("s", 1.0, 2 if seconds < 100 else 1 if seconds < 1000 else 0)
     if seconds >= 1e-3:
@@ -72,6 +73,7 @@ def tries(span: Span) -> Sequence[tuple[float | None, float | None, float]]:
 
 
 def waited(span: Span, unit: Unit) -> str:
+    """How long it was in the queue, all attempts together; empty where it was not."""
     if span.queued is None:
         return ""
     waits = [
@@ -83,6 +85,7 @@ def waited(span: Span, unit: Unit) -> str:
 
 
 def ran(span: Span, unit: Unit) -> str:
+    """How long it ran until its result, all attempts together; empty where it did not."""
     if span.started is None:
         return ""
     runs = [finite(end) - finite(started) for _, started, end in tries(span) if started is not None]
@@ -95,6 +98,7 @@ def is_open(span: Span) -> bool:
 
 
 def status(span: Span) -> str:
+    """Its code, or its outcome where there is none."""
     return "no result" if is_open(span) else span.code or span.outcome
 
 
@@ -145,13 +149,35 @@ def step_for(whole: float, width: float, least: float, blank: float, per_digit: 
 
 
 def count_of(spans: Sequence[Span]) -> str:
+    """`3 ok, 1 error`."""
     seen = Counter("without a result" if is_open(span) else span.outcome for span in spans)
     return ", ".join(f"{seen[name]:,} {name}" for name in (*_OUTCOMES, "without a result") if seen[name])
 
 
 def tokens_of(number: int) -> str:
+    """`1 token`, `2 tokens`."""
     return "1 token" if number == 1 else f"{number:,} tokens"
 
 
 def calls_of(number: int) -> str:
+    """`1 call`, `2 calls`."""
     return "1 call" if number == 1 else f"{number:,} calls"
+
+
+def headline(spans: Sequence[Span], sealed: float, unit: Unit, name: str) -> str:
+    """The whole batch in one line.
+
+    Args:
+        spans: all its calls.
+        sealed: when the last result was.
+        unit: in which that is told.
+        name: of that unit, as it can be written.
+    """
+    still = sum(1 for span in spans if span.still_running and not is_open(span))
+    head = f"{calls_of(len(spans))} in {unit.text(sealed)} {name}: {count_of(spans)}"
+    counted = [span.tokens for span in spans if span.tokens is not None]
+    if counted:
+        head += f"; about {tokens_of(sum(counted))}"
+    if still:
+        head += f"; {still:,} still at work"
+    return head
