@@ -290,7 +290,7 @@ def explain(
     """
     from towerman.cli.load import load_tower, read_batch
     from towerman.cli.pictures import write_picture
-    from towerman.cli.show import print_text, stdout_for_json, write_json
+    from towerman.cli.show import print_explanation, stdout_for_json, write_json
 
     with stdout_for_json() as out:
         batch = read_batch(calls, None if format is None else format.value)
@@ -300,7 +300,7 @@ def explain(
         if as_json:
             write_json(told.to_dict(), out)
     if not as_json:
-        print_text(str(told))
+        print_explanation(told)
     return OK if told.ok else NOT_OK
 
 

@@ -122,7 +122,7 @@ def draw_svg(spans: Sequence[Span], *, max_rows: int = MOST_ROWS) -> str:
 
 def _left_out(shown: int, size: int) -> str:
     return (
-        f"{shown:,} of {size:,} calls have a row: of those that did not end ok, waited longest or ran longest. "
+        f"{shown:,} of {size:,} calls have a row: the first that did not end ok, and those that waited or ran longest. "
         "A dotted line stands for those between."
     )
 
@@ -167,8 +167,8 @@ class _Sheet:
         self.unit = unit
         self.used: set[int] = set()
         self.failed = False  # one that ran did not end ok
-        self.tool_room = min(190.0, max([60.0, *(wide(span.tool) for span in shown)]))
-        status_room = min(170.0, max([50.0, *(wide(measures.status(span)) for span in shown)]))
+        self.tool_room = min(190.0, max([60.0, *(wide(span.tool, 13.4) for span in shown)]))
+        status_room = min(170.0, max([50.0, *(wide(measures.status(span), 13.4) for span in shown)]))
         numbers = [measures.waited(span, unit) for span in shown] + [measures.ran(span, unit) for span in shown]
         number_room = max([30.0, *map(wide, numbers)])
         self.behind = ["" if not span.waited_for else ", ".join(measures.blockers(span)) for span in shown]

@@ -12,7 +12,7 @@ from typing import Final
 
 from towerman.timeline.words import columns, fit, printable
 
-CHARACTER: Final = 0.56
+CHARACTER: Final = 0.55
 """Width of a character as a share of the size of its letters, in the widest of the fonts that may be there."""
 
 STYLE: Final = (
@@ -35,7 +35,7 @@ def wide(text: str, size: float = 12) -> float:
 
 def head_width(words: str) -> float:
     """About how wide a headline is: its letters are larger and bold."""
-    return wide(words, 15.2)
+    return wide(words, 15.5)
 
 
 def text(x: float, y: float, words: str, kind: str = "", *, end: bool = False) -> str:
@@ -48,7 +48,7 @@ def text(x: float, y: float, words: str, kind: str = "", *, end: bool = False) -
 def short(x: float, y: float, words: str, kind: str, room: float, size: float = 12) -> str:
     """A line of text that is cut to the room; the whole of it shows when one points at it."""
     whole = printable(words)
-    most = max(1, int(room / (size * CHARACTER)))
+    most = max(1, int(room / (size * CHARACTER) + 1e-6))
     if columns(whole) <= most:
         return text(x, y, whole, kind)
     cut = escape(fit(whole, most).rstrip())
