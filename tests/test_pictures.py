@@ -127,15 +127,17 @@ def sound(layers: Sequence[Sequence[int]], links: Sequence[Link], made: Layout) 
     assert len({(x, y) for x, y in made.lanes}) == len(made.lanes)
     for stroke in made.strokes:
         (x1, _), (x2, _) = stroke.start, stroke.end
-        assert 0 < x2 - x1 <= SIZES.gap  # a bend stays between two columns; on from there leads a lane
-        assert (x2, stroke.end[1]) in made.lanes if stroke.along else True
+        if (stroke.start) in made.lanes:  # straight through a column, where no card is
+            assert stroke.end == (x1 + SIZES.card, stroke.start[1])
+        else:  # a bend stays between two columns
+            assert 0 < x2 - x1 <= SIZES.gap
     drawn = {number for stroke in made.strokes for number in stroke.links}
     assert drawn | set(made.left_out) == set(range(len(links)))
     assert not drawn & set(made.left_out)
     for number in drawn:
         way = sorted((stroke for stroke in made.strokes if number in stroke.links), key=lambda stroke: stroke.start)
         for one, other in pairwise(way):
-            assert (round(one.end[0] + one.along, 6), one.end[1]) == (round(other.start[0], 6), other.start[1])
+            assert one.end == other.start
         assert way[-1].arrow == (links[number].after in boxes)
 
 
@@ -460,7 +462,7 @@ def test_a_junction_of_one_is_none(stage: Stage) -> None:
 
 
 def test_what_would_be_spent_is_told_once(stage: Stage) -> None:
-    """R-95, R-140: below the calls stand limits, rates and what would be spent; without any of them there is nothing."""
+    """R-95, R-140: below the calls stand limits, rates and what would be spent; without any of them, nothing."""
     told = Explanation(calls=(PlannedCall(0, "a", 0, (), {}),), groups=((0,),), spends={"cost": 1234.5})
     assert str(told).endswith("independent\n╵\n\nwould spend: 1,234.5 cost")
     bare = Explanation(calls=(PlannedCall(0, "a", 0, (), {}),), groups=((0,),))

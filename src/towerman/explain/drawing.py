@@ -17,6 +17,7 @@ from towerman.explain.telling import (
     headline,
     limits_told,
     listed,
+    on_path,
     pools,
     rates_told,
     waits,
@@ -102,7 +103,7 @@ def draw(
         seconds: of the critical path, where that is known.
     """
     title = headline(calls, len(groups), len(refused), chain, seconds) if calls or refused else "No calls."
-    return _Picture(calls, groups, edges, links, refused, chain, members).done(
+    return _Picture(calls, groups, edges, links, refused, chain, members, seconds).done(
         title, [*limits_told(limits), *rates_told(rates)]
     )
 
@@ -117,11 +118,12 @@ class _Picture:
         refused: Sequence[RefusedCall],
         chain: Sequence[int],
         members: Sequence[int],
+        seconds: float | None,
     ) -> None:
         self.calls = {call.index: call for call in calls}
         self.refused = {one.index: one for one in refused}
         self.groups = groups
-        self.chain = chain
+        self.chain = on_path(calls, chain, seconds)
         self.members = set(members)
         around = members if any(one.code == "dependency_cycle" for one in refused) else ()
         self.circle = dict(zip(around, [*around[1:], *around[:1]], strict=True))  # each needs the next
@@ -359,7 +361,10 @@ class _Picture:
         if call.told:
             lines.append(("tshared", call.told))
         reasons = self.reasons.get(index, ())
-        lines += [(f"t{kind}", f"after {reason}") for kind, reason in reasons[:4]]
+        for kind, reason in reasons[:4]:
+            for what in ("limit", "rate"):  # the tool's name stands above
+                reason = reason.replace(f"{what} of tool {call.tool} ", f"own {what} ")
+            lines.append((f"t{kind}", f"after {reason}"))
         if len(reasons) > 4:
             lines.append(("soft", f"and {len(reasons) - 4} more reasons to wait"))
         return lines
@@ -414,8 +419,8 @@ class _Picture:
         (x1, y1), (x2, y2) = stroke.start, stroke.end
         bend = (x2 - x1) / 2
         path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
-        if stroke.along:
-            path += f"h{stroke.along:g}"
+        if y1 == y2:
+            path = f"M{x1:g} {y1:g}H{x2:g}"
         circle = any(self._in_circle(self.links[number]) for number in stroke.links)
         kind = "circle" if circle else stroke.kind
         kinds = f"arrow {kind}{' critical' if critical or circle else ''}{' implied' if pale else ''}"
@@ -472,10 +477,10 @@ class _Picture:
         kinds = {link.kind for link in self.links}
         entries: list[tuple[str, str]] = [(kind, words) for kind, words in _LEGEND.items() if kind in kinds]
         if self.back:
-            entries.append(("circle", "closes a circle"))
+            entries.append(("circle", "part of a circle"))
         if self.feeds:
             entries.append(("junction", "many wait for many"))
-        if len(self.chain) > 1:
+        if self.chain:
             entries.append(("chain", "on the critical path"))
         if self.implied:
             entries.append(("", "pale: follows from others"))

@@ -85,8 +85,7 @@ class Stroke:
     Attributes:
         kind: of the arrows.
         start: where it begins.
-        end: where it ends; the head of an arrow is there if `arrow`.
-        along: how far it goes on to the right from there, through a column.
+        end: where it ends; the head of an arrow is there if `arrow`. A lane through a column is a stroke of its own.
         links: numbers of the arrows that it belongs to.
         arrow: it leads into a card.
     """
@@ -94,7 +93,6 @@ class Stroke:
     kind: EdgeKind
     start: tuple[float, float]
     end: tuple[float, float]
-    along: float
     arrow: bool
     links: list[int] = field(default_factory=list)
 
@@ -167,7 +165,7 @@ class _Arranging:
         return Layout(
             boxes,
             {one: (self._junction_x(gap), self.at[one]) for one, gap in self.gaps.items() if one in self.at},
-            [self._stroke(step, numbers) for step, numbers in self.steps.items()],
+            [*self._passes(), *(self._stroke(step, numbers) for step, numbers in self.steps.items())],
             [(self._x(self.column[lane]), self.at[lane]) for lane in self.lanes.values()],
             self.left_out,
             bottom,
@@ -328,11 +326,23 @@ class _Arranging:
         else:
             start = (self._x(self.column[one]) + self.sizes.card, self.at[one] + (shift if one >= 0 else 0.0))
         if other in self.gaps:
-            return Stroke(kind, start, (self._junction_x(self.gaps[other]), self.at[other]), 0.0, False, numbers)
+            return Stroke(kind, start, (self._junction_x(self.gaps[other]), self.at[other]), False, numbers)
         x = self._x(self.column[other])
         if other < 0:
-            return Stroke(kind, start, (x, self.at[other]), self.sizes.card, False, numbers)
-        return Stroke(kind, start, (x - 2, self.at[other] + shift), 0.0, True, numbers)
+            return Stroke(kind, start, (x, self.at[other]), False, numbers)
+        return Stroke(kind, start, (x - 2, self.at[other] + shift), True, numbers)
+
+    def _passes(self) -> list[Stroke]:
+        """The lanes, each drawn once for all that use it: dashes upon dashes would make a solid line."""
+        users: dict[int, list[int]] = {}
+        for (_, other, _), numbers in self.steps.items():
+            if other < 0:
+                users.setdefault(other, []).extend(numbers)
+        passes = []
+        for lane, numbers in users.items():
+            x, y = self._x(self.column[lane]), self.at[lane]
+            passes.append(Stroke(self.links[numbers[0]].kind, (x, y), (x + self.sizes.card, y), False, sorted(numbers)))
+        return passes
 
 
 def spread(wishes: Sequence[float], needed: Sequence[float]) -> list[float]:

@@ -107,7 +107,7 @@ class _Text:
         room = 28 if width is None else max(8, min(40, width // 3))
         tools = max(columns(self.safe(one.tool)) for one in everyone)
         self.tool = tools if width is None else min(tools, room)
-        self.path = set(told.chain) if len(told.chain) > 1 else set()
+        self.path = set(on_path(told.calls, told.chain, told.seconds))
 
     def safe(self, words: str) -> str:
         return printable(words, ascii_only=self.ascii_only)
@@ -252,7 +252,7 @@ def headline(
     running = sum(call.shared_with is None for call in calls)
     if running:
         told = f"{counted(running)} would run in {groups:,} group{'' if groups == 1 else 's'}"
-        if len(chain) > 1 or (chain and seconds is not None):
+        if on_path(calls, chain, seconds):
             lasts = "" if seconds is None else f", {about(seconds)}"
             told += f" (critical path: {', '.join(map(str, chain)) if len(chain) <= 8 else counted(len(chain))}{lasts})"
         parts.append(told)
@@ -261,6 +261,11 @@ def headline(
     if refused:
         parts.append(f"{counted(refused)} would be refused")
     return ", ".join(parts) + "."
+
+
+def on_path(calls: Sequence[PlannedCall], chain: Sequence[int], seconds: float | None) -> Sequence[int]:
+    """The calls that are marked as the critical path: one alone says something only where times are known."""
+    return chain if len(chain) > 1 or (seconds is not None and len(calls) > 1) else ()
 
 
 def counted(number: int) -> str:

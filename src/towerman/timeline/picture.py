@@ -87,8 +87,8 @@ def draw_svg(spans: Sequence[Span], *, max_rows: int = MOST_ROWS) -> str:
 
     Args:
         spans: the calls of the batch; they are drawn in emitted order.
-        max_rows: give at most so many calls a row: of more, those that did not end ok, those that waited longest and
-            those that ran longest, and say so. Above the rows of a large batch stands how many of all its calls were
+        max_rows: give at most so many calls a row: of more, the first that did not end ok and those that waited or
+            ran longest, and say so. Above the rows of a large batch stands how many of all its calls were
             held, waited and ran at each time.
 
     Returns:
