@@ -1055,8 +1055,8 @@ class BatchResult(Sequence[Result]):
     def timeline_svg(self) -> str:
         """The same as a picture: an SVG document that stands alone, for light and dark pages, of bounded size.
 
-        Of more than 200 calls the first have a row that did not end ok, and those that waited or ran longest; a sum over
-        all of them stands above.
+        Of more than 200 calls the first have a row that did not end ok, and those that waited or ran longest; a sum
+        over all of them stands above.
         """
         from towerman import timeline
 
