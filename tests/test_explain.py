@@ -19,7 +19,8 @@ from towerman import Call, Event, Explanation, InputError, PolicyError, Pool, Ra
 from towerman.access import conflict
 from towerman.desk import FORMS, Desk, open_tower
 from towerman.explain import MAX_EDGES, Edge, Limit, PlannedCall, RefusedCall, Seen, explain
-from towerman.explain.drawing import MAX_CARDS, MAX_IN_COLUMN, MAX_ROWS
+from towerman.explain.choosing import MAX_CARDS, MAX_IN_COLUMN
+from towerman.explain.drawing import MAX_ROWS
 from towerman.explain.telling import waits
 from towerman.gate import Gate
 from towerman.ledger import Ledger, Wants

@@ -26,7 +26,8 @@ from towerman.calls import Outcome
 from towerman.cli import main
 from towerman.explain import Edge, PlannedCall, RefusedCall
 from towerman.explain import layout as places
-from towerman.explain.drawing import MAX_ARROWS, MAX_CARDS, MAX_COLUMNS, MAX_ROWS
+from towerman.explain.choosing import MAX_ARROWS, MAX_CARDS, MAX_COLUMNS
+from towerman.explain.drawing import MAX_ROWS
 from towerman.explain.layout import Layout, Link, Measures, arrange, spread
 from towerman.explain.telling import MAX_TOLD, about
 from towerman.timeline import MOST_ROWS, columns, draw_svg, svg

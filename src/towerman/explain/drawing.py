@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Collection, Sequence
 from math import ceil
 from typing import Final
 
+from towerman.explain.choosing import Chosen
 from towerman.explain.layout import Box, Layout, Link, Measures, Stroke, arrange
 from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.explain.telling import (
@@ -24,27 +24,15 @@ from towerman.explain.telling import (
 )
 from towerman.timeline.svg import document, head_width, safe, short, text, wide
 
-MAX_CARDS: Final = 400
-"""Most calls that are drawn: more can be read by nobody."""
-
-MAX_IN_COLUMN: Final = 60
-"""Most calls that are drawn of one group, where not all are."""
-
-MAX_COLUMNS: Final = 100
-
-MAX_ARROWS: Final = 1_500
-
 MAX_ROWS: Final = 60
 """Most refused calls that are listed below the columns."""
 
 _COMPACT: Final = 60  # with more cards than this each has one line only, and the rest shows when one points at it
-_PALE: Final = 40  # with more cards than this, arrows that follow from others are not drawn at all
 _AROUND: Final = 40  # most arrows that lead back
 
 _MARGIN: Final = 28
 _LINE: Final = 17  # of text in a card
 _SHIFT: Final[dict[EdgeKind, float]] = {"needs": -6, "resource": 0, "order": 6, "pool": 6, "rate": 6}
-_SOFT: Final = ("pool", "rate")  # reasons that depend on how long calls last
 
 _LEGEND: Final[dict[EdgeKind, str]] = {
     "needs": "needs the result",
@@ -103,192 +91,43 @@ def draw(
         seconds: of the critical path, where that is known.
     """
     title = headline(calls, len(groups), len(refused), chain, seconds) if calls or refused else "No calls."
-    return _Picture(calls, groups, edges, links, refused, chain, members, seconds).done(
-        title, [*limits_told(limits), *rates_told(rates)]
-    )
+    what = Chosen(calls, groups, links, refused, on_path(calls, chain, seconds), members)
+    return _Picture(what, edges).done(title, [*limits_told(limits), *rates_told(rates)])
 
 
 class _Picture:
-    def __init__(
-        self,
-        calls: Sequence[PlannedCall],
-        groups: Sequence[Sequence[int]],
-        edges: Sequence[Edge],
-        links: Sequence[Edge],
-        refused: Sequence[RefusedCall],
-        chain: Sequence[int],
-        members: Sequence[int],
-        seconds: float | None,
-    ) -> None:
-        self.calls = {call.index: call for call in calls}
-        self.refused = {one.index: one for one in refused}
-        self.groups = groups
-        self.chain = on_path(calls, chain, seconds)
-        self.members = set(members)
-        around = members if any(one.code == "dependency_cycle" for one in refused) else ()
-        self.circle = dict(zip(around, [*around[1:], *around[:1]], strict=True))  # each needs the next
-        self.whole = bool(members)
-        columns, self.more = _columns(groups, set(chain))
-        self.columns, back = self._with_refused(columns, links)
-        self.drawn = {index for column in self.columns for index in column}
-        self.compact = len(self.drawn) > _COMPACT
-        self.back, self.links = self._drawn_links(links, back)
-        self.fed, self.feeds = self._ends_of_junctions()
-        self.implied = self._implied()
-        self.dropped = 0
-        if len(self.drawn) > _PALE:
-            self.dropped = len(self.implied)
-            self.links = [link for number, link in enumerate(self.links) if number not in self.implied]
-            self.implied = set()
-            self.fed, self.feeds = self._ends_of_junctions()
-        self.cut = max(0, len(self.links) - MAX_ARROWS)
-        self.links = self.links[:MAX_ARROWS]
+    def __init__(self, what: Chosen, edges: Sequence[Edge]) -> None:
+        self.what = what
+        self.compact = len(what.drawn) > _COMPACT
         self.reasons = {} if self.compact else waits(edges, details=False)
-
-    # ---------------------------------------------------------------- what is drawn
-
-    def _with_refused(
-        self, columns: list[list[int]], links: Sequence[Edge]
-    ) -> tuple[list[list[int]], set[tuple[int, int]]]:
-        """Refused calls that need others, or that others need, get cards behind what they need.
-
-        Returns:
-            The columns, and the (before, after) of arrows that close a circle.
-        """
-        joined = {end for link in links if link.after in self.refused for end in (link.before, link.after)}
-        wanted = sorted((index for index in joined if index in self.refused), key=lambda i: (i not in self.members, i))
-        if self.whole:  # then the plan is what there is to see
-            rest = [index for index in self.refused if index not in joined]
-            wanted += sorted(rest, key=lambda index: (index not in self.members, index))
-        chosen = set(wanted[: max(0, MAX_CARDS - sum(map(len, columns)))])
-        column_of = {index: number for number, column in enumerate(columns) for index in column}
-        needs: dict[int, list[int]] = {index: [] for index in chosen}
-        for link in links:
-            if link.after in chosen and (link.before in chosen or link.before in column_of):
-                needs[link.after].append(link.before)
-        back: set[tuple[int, int]] = set()
-        for index in _in_order(needs, back):
-            behind = [column_of.get(other, MAX_COLUMNS) for other in needs[index] if (other, index) not in back]
-            column = max(behind, default=-1) + 1
-            if column >= MAX_COLUMNS:  # or what it needs has no card either
-                continue
-            while column >= len(columns):
-                columns.append([])
-            columns[column].append(index)
-            column_of[index] = column
-        return columns, back
-
-    def _drawn_links(self, links: Sequence[Edge], back: set[tuple[int, int]]) -> tuple[list[Edge], list[Edge]]:
-        """Those between what is drawn, apart from those that lead back; junctions only with both sides."""
-        nodes = self.calls.keys() | self.refused.keys()
-        near = [
-            link
-            for link in links
-            if (link.before in self.drawn or link.before not in nodes)
-            and (link.after in self.drawn or link.after not in nodes)
-        ]
-        whole = {link.after for link in near if link.after not in nodes}
-        whole &= {link.before for link in near if link.before not in nodes}
-        near = [
-            link
-            for link in near
-            if (link.before in self.drawn or link.before in whole) and (link.after in self.drawn or link.after in whole)
-        ]
-        return (
-            [link for link in near if (link.before, link.after) in back],
-            [link for link in near if (link.before, link.after) not in back],
-        )
-
-    def _ends_of_junctions(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """For each junction the calls that lead into it, and those that it leads to."""
-        fed: dict[int, list[int]] = {}
-        feeds: dict[int, list[int]] = {}
-        for link in self.links:
-            if link.after not in self.drawn:
-                fed.setdefault(link.after, []).append(link.before)
-            if link.before not in self.drawn:
-                feeds.setdefault(link.before, []).append(link.after)
-        return fed, feeds
-
-    def _implied(self) -> set[int]:
-        """Places of arrows that follow from others, since these lead to the same call by a way round."""
-        direct: dict[int, list[int]] = {}
-        for link in self.links:
-            if link.kind not in _SOFT and link.after in self.drawn:
-                direct.setdefault(link.after, []).append(link.before)
-        behind: dict[int, int] = {}  # for each call a bit for each that it waits for, directly or not
-        beyond: dict[int, int] = {}  # the same without those that only stand directly before it
-        through: dict[int, tuple[int, int]] = {}
-        for column in self.columns:
-            for index in column:
-                near = far = 0
-                for one in direct.get(index, ()):
-                    if one in self.drawn:
-                        near |= 1 << one
-                        far |= behind.get(one, 0)
-                        continue
-                    if one not in through:
-                        fed = self.fed.get(one, [])
-                        bits = [behind.get(other, 0) for other in fed]
-                        through[one] = (_union(1 << other for other in fed), _union(bits))
-                    near |= through[one][0]
-                    far |= through[one][1]
-                behind[index], beyond[index] = near | far, far
-        return {
-            number
-            for number, link in enumerate(self.links)
-            if link.kind not in _SOFT
-            and link.before in self.drawn
-            and link.after in self.drawn
-            and beyond[link.after] >> link.before & 1
-        }
-
-    def _critical(self) -> set[int]:
-        """Places of the arrows on the critical path."""
-        pairs = set(zip(self.chain, self.chain[1:], strict=False))
-        after = dict(pairs)
-        before = {other: one for one, other in pairs}
-        found = set()
-        for number, link in enumerate(self.links):
-            if link.kind in _SOFT:
-                continue
-            if link.after not in self.drawn:
-                on = after.get(link.before) in self.feeds.get(link.after, ())
-            elif link.before not in self.drawn:
-                on = before.get(link.after) in self.fed.get(link.before, ())
-            else:
-                on = (link.before, link.after) in pairs
-            if on:
-                found.add(number)
-        return found
 
     # ---------------------------------------------------------------- the document
 
     def done(self, title: str, lasting: Sequence[str]) -> str:
         """The whole of it, with the limits below."""
         card, gap = (172.0, 66.0) if self.compact else (268.0, 92.0)
-        lines = {index: self._lines(index) for index in self.drawn}
-        heights = {index: 26.0 if self.compact else 32.0 + _LINE * len(lines[index]) for index in self.drawn}
-        inner = max(len(self.columns), 1) * (card + gap) - gap
+        lines = {index: self._lines(index) for index in self.what.drawn}
+        heights = {index: 26.0 if self.compact else 32.0 + _LINE * len(lines[index]) for index in self.what.drawn}
+        inner = max(len(self.what.columns), 1) * (card + gap) - gap
         width = 2 * _MARGIN + max(inner, ceil(head_width(title)), 420.0)
         legend, y = self._legend(60.0, width)
-        top = y + (44.0 if self.groups else 24.0)
+        top = y + (44.0 if self.what.groups else 24.0)
         sizes = Measures(float(_MARGIN), top, card, gap, 8.0 if self.compact else 14.0, _SHIFT)
-        plain = [Link(link.before, link.after, link.kind) for link in self.links]
-        layout = arrange(self.columns, heights, plain, sizes)
-        critical = self._critical()
+        plain = [Link(link.before, link.after, link.kind) for link in self.what.links]
+        layout = arrange(self.what.columns, heights, plain, sizes)
+        critical = self.what.critical()
         body = [text(_MARGIN, 34, title, "head"), *legend]
         body += self._strokes(layout, critical)
         body += [self._junction(one, place) for one, place in sorted(layout.junctions.items())]
         around, bottom = self._around(layout)
         body += around
-        ends = [top - 14.0] * len(self.columns)
-        for number, column in enumerate(self.columns):
+        ends = [top - 14.0] * len(self.what.columns)
+        for number, column in enumerate(self.what.columns):
             x = _MARGIN + number * (card + gap)
-            if number < len(self.groups):
+            if number < len(self.what.groups):
                 body.append(text(x, top - 14, f"group {number + 1}", "strong"))
                 body.append(
-                    text(x + 16 + wide(f"group {number + 1}"), top - 14, counted(len(self.groups[number])), "soft")
+                    text(x + 16 + wide(f"group {number + 1}"), top - 14, counted(len(self.what.groups[number])), "soft")
                 )
             for index in column:
                 body.append(self._card(index, layout.boxes[index], lines[index]))
@@ -300,7 +139,7 @@ class _Picture:
         for note in [*notes, *lasting]:
             bottom += 26 if note == [*notes, *lasting][0] else 20
             body.append(short(_MARGIN, bottom, note, "soft", width - 2 * _MARGIN))
-        if self.refused:
+        if self.what.refused:
             below, bottom = self._refused(bottom + 34, width)
             body += below
         heads = "".join(_marker(kind) for kind in [*_LEGEND, "circle"])
@@ -308,18 +147,18 @@ class _Picture:
 
     def _notes(self, left_out: int) -> list[str]:
         notes = []
-        cards = len(self.drawn & self.calls.keys())
-        if cards < len(self.calls):
-            notes.append(f"{counted(len(self.calls) - cards)} more, not drawn.")
-        if self.whole and len(self.drawn) < len(self.refused):
-            notes.append(f"{counted(len(self.refused) - len(self.drawn))} more, not drawn.")
-        missing = self.cut + left_out + max(0, len(self.back) - _AROUND)
+        cards = len(self.what.drawn & self.what.calls.keys())
+        if cards < len(self.what.calls):
+            notes.append(f"{counted(len(self.what.calls) - cards)} more, not drawn.")
+        if self.what.whole and len(self.what.drawn) < len(self.what.refused):
+            notes.append(f"{counted(len(self.what.refused) - len(self.what.drawn))} more, not drawn.")
+        missing = self.what.cut + left_out + max(0, len(self.what.back) - _AROUND)
         if missing:
             notes.append(f"{missing:,} more arrows, not drawn.")
-        if self.dropped:
-            what = "1 arrow that follows" if self.dropped == 1 else f"{self.dropped:,} arrows that follow"
+        if self.what.dropped:
+            what = "1 arrow that follows" if self.what.dropped == 1 else f"{self.what.dropped:,} arrows that follow"
             notes.append(f"{what} from others, not drawn.")
-        if len(self.groups) > 1:
+        if len(self.what.groups) > 1:
             notes.append(_NOTE)
         return notes
 
@@ -328,7 +167,7 @@ class _Picture:
     ) -> tuple[list[str], float]:
         """Below each column that is cut, how many calls of its group have no card."""
         parts = []
-        for number, left in enumerate(self.more):
+        for number, left in enumerate(self.what.more):
             if not left or number >= len(ends):
                 continue
             x = _MARGIN + number * (card + gap)
@@ -343,13 +182,13 @@ class _Picture:
 
     def _lines(self, index: int) -> list[tuple[str, str]]:
         """The small lines of a card as (class, text): what it touches, what it takes, what it waits for."""
-        if index in self.refused:
-            one = self.refused[index]
+        if index in self.what.refused:
+            one = self.what.refused[index]
             lines: list[tuple[str, str]] = [("code", one.code)]
-            if index in self.members:
+            if index in self.what.members:
                 lines.append(("tcircle", AT_FAULT.get(one.code, "at fault")))
             return lines
-        call = self.calls[index]
+        call = self.what.calls[index]
         lines = [("soft", touched) for touched in call.touches[:3]]
         if len(call.touches) > 3:
             lines.append(("soft", f"and {len(call.touches) - 3} more"))
@@ -370,18 +209,20 @@ class _Picture:
         return lines
 
     def _card(self, index: int, box: Box, lines: Sequence[tuple[str, str]]) -> str:
-        call: PlannedCall | RefusedCall = self.calls[index] if index in self.calls else self.refused[index]
+        call: PlannedCall | RefusedCall = (
+            self.what.calls[index] if index in self.what.calls else self.what.refused[index]
+        )
         name = call.tool
-        kinds = "bad" if index in self.refused else "card"
-        if index in self.chain:
+        kinds = "bad" if index in self.what.refused else "card"
+        if index in self.what.chain:
             kinds += " chain"
-        if index in self.members:
+        if index in self.what.members:
             kinds += " fault"
         told = f"call {index}, {f'step {call.id}, ' if call.id else ''}{name}"
         lasts = about(call.estimate) if isinstance(call, PlannedCall) and call.estimate is not None else ""
         aside = " · ".join(part for part in (call.id, lasts) if part)
         if self.compact:
-            on = "on the critical path" if index in self.chain else ""
+            on = "on the critical path" if index in self.what.chain else ""
             told = "; ".join(part for part in (told, *(line for _, line in lines), lasts, on) if part)
         base = box.y + (17 if self.compact else 21)
         x = box.x + (9 if self.compact else 12)
@@ -411,7 +252,7 @@ class _Picture:
         parts = []
         for stroke in layout.strokes:
             on = any(number in critical for number in stroke.links)
-            pale = all(number in self.implied for number in stroke.links)
+            pale = all(number in self.what.implied for number in stroke.links)
             parts.append((0 if pale else 2 if on else 1, self._stroke(stroke, on, pale)))
         return [part for _, part in sorted(parts, key=lambda part: part[0])]
 
@@ -421,29 +262,25 @@ class _Picture:
         path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
         if y1 == y2:
             path = f"M{x1:g} {y1:g}H{x2:g}"
-        circle = any(self._in_circle(self.links[number]) for number in stroke.links)
+        circle = any(self.what.in_circle(self.what.links[number]) for number in stroke.links)
         kind = "circle" if circle else stroke.kind
         kinds = f"arrow {kind}{' critical' if critical or circle else ''}{' implied' if pale else ''}"
         head = f' marker-end="url(#tm-{kind})"' if stroke.arrow else ""
-        told = [self._told(self.links[number]) for number in stroke.links[:3]]
+        told = [self._told(self.what.links[number]) for number in stroke.links[:3]]
         if len(stroke.links) > 3:
             told.append(f"and {len(stroke.links) - 3} more")
         return f'<path class="{kinds}" d="{path}"{head}><title>{safe("; ".join(told))}</title></path>'
 
-    def _in_circle(self, link: Edge) -> bool:
-        """It is one of the needs that the plan is refused for."""
-        return self.circle.get(link.after) == link.before
-
     def _told(self, link: Edge) -> str:
-        before = self.fed.get(link.before, [link.before])
-        after = self.feeds.get(link.after, [link.after])
+        before = self.what.fed.get(link.before, [link.before])
+        after = self.what.feeds.get(link.after, [link.after])
         return (
             f"call{'s' if len(after) > 1 else ''} {listed(after)} wait{'' if len(after) > 1 else 's'} for "
             f"call{'s' if len(before) > 1 else ''} {listed(before)}: {link}"
         )
 
     def _junction(self, junction: int, place: tuple[float, float]) -> str:
-        link = next(link for link in self.links if link.after == junction)
+        link = next(link for link in self.what.links if link.after == junction)
         told = self._told(Edge(junction, junction, link.kind, link.why, link.detail))
         x, y = place
         return f'<circle class="t{link.kind}" cx="{x:g}" cy="{y:g}" r="4.5"><title>{safe(told)}</title></circle>'
@@ -452,7 +289,7 @@ class _Picture:
         """The arrows that close a circle go back below all the others."""
         parts = []
         bottom = layout.bottom
-        for number, link in enumerate(self.back[:_AROUND]):
+        for number, link in enumerate(self.what.back[:_AROUND]):
             one, other = layout.boxes[link.before], layout.boxes[link.after]
             bottom += 18 if number == 0 else 12
             right, left = one.x + one.width, other.x - 2
@@ -464,7 +301,7 @@ class _Picture:
                 f"V{y2 + r:g}Q{back:g} {y2:g} {back + r:g} {y2:g}H{left:g}"
             )
             told = f"call {link.after} waits for call {link.before}: {link}; this closes a circle"
-            kinds = f"arrow circle{' critical' if self._in_circle(link) else ''}"
+            kinds = f"arrow circle{' critical' if self.what.in_circle(link) else ''}"
             parts.append(
                 f'<path class="{kinds}" d="{path}" marker-end="url(#tm-circle)"><title>{safe(told)}</title></path>'
             )
@@ -474,15 +311,15 @@ class _Picture:
 
     def _legend(self, y: float, width: float) -> tuple[list[str], float]:
         """What is drawn how, on as many lines as it takes, the first of them at `y`; and where they end."""
-        kinds = {link.kind for link in self.links}
+        kinds = {link.kind for link in self.what.links}
         entries: list[tuple[str, str]] = [(kind, words) for kind, words in _LEGEND.items() if kind in kinds]
-        if self.back:
+        if self.what.back:
             entries.append(("circle", "part of a circle"))
-        if self.feeds:
+        if self.what.feeds:
             entries.append(("junction", "many wait for many"))
-        if self.chain:
+        if self.what.chain:
             entries.append(("chain", "on the critical path"))
-        if self.implied:
+        if self.what.implied:
             entries.append(("", "pale: follows from others"))
         parts = []
         x = float(_MARGIN)
@@ -493,7 +330,7 @@ class _Picture:
             if kind == "chain":
                 parts.append(f'<rect class="card chain" x="{x:g}" y="{y - 11:g}" width="24" height="14" rx="4"/>')
             elif kind == "junction":
-                first = next(link.kind for link in self.links if link.before in self.feeds)
+                first = next(link.kind for link in self.what.links if link.before in self.what.feeds)
                 parts.append(f'<circle class="t{first}" cx="{x + 12:g}" cy="{y - 4:g}" r="4.5"/>')
             elif kind:
                 parts.append(f'<path class="arrow {kind}" d="M{x:g} {y - 4:g}h26" marker-end="url(#tm-{kind})"/>')
@@ -505,12 +342,12 @@ class _Picture:
         """Below the columns, a row for each call that would not start, or one for all; and where they end."""
         parts = [
             text(_MARGIN, y, "refused", "strong"),
-            text(_MARGIN + 16 + wide("refused"), y, counted(len(self.refused)), "soft"),
+            text(_MARGIN + 16 + wide("refused"), y, counted(len(self.what.refused)), "soft"),
         ]
         y += 14
         inner = width - 2 * _MARGIN
-        rows = list(self.refused.values())
-        same = self.whole
+        rows = list(self.what.refused.values())
+        same = self.what.whole
         for one in rows[:1] if same else rows[:MAX_ROWS]:
             name = "the whole plan" if same else one.tool
             number = "" if same else str(one.index)
@@ -532,70 +369,6 @@ class _Picture:
             y += 20
             parts.append(text(_MARGIN, y, f"{counted(len(rows) - MAX_ROWS)} more, not drawn.", "soft"))
         return parts, y
-
-
-def _columns(groups: Sequence[Sequence[int]], chain: Collection[int]) -> tuple[list[list[int]], list[int]]:
-    """The calls that are drawn of each group, as long as there is room; and how many of each are not."""
-    columns: list[list[int]] = []
-    more: list[int] = []
-    room = MAX_CARDS
-    whole = sum(map(len, groups)) <= MAX_CARDS
-    for group in groups:
-        if room <= 0 or len(columns) == MAX_COLUMNS:
-            break
-        most = room if whole else min(room, MAX_IN_COLUMN)
-        row = list(group)
-        if len(row) > most:
-            row = sorted(sorted(row, key=lambda index: (index not in chain, index))[:most])
-        columns.append(row)
-        more.append(len(group) - len(row))
-        room -= len(row)
-    return columns, more
-
-
-def _in_order(needs: Mapping[int, Sequence[int]], back: set[tuple[int, int]]) -> Iterable[int]:
-    """Each call behind all that it needs; where needs go in a circle one of them is put into `back`."""
-    left = {index: sum(other in needs for other in wanted) for index, wanted in needs.items()}
-    dependents: dict[int, list[int]] = {}
-    for index, wanted in needs.items():
-        for other in wanted:
-            dependents.setdefault(other, []).append(index)
-    heap = [index for index, count in left.items() if not count]
-    heapify(heap)
-    order: list[int] = []
-    done: set[int] = set()
-    while len(order) < len(needs):
-        if not heap:
-            index = _on_a_circle(needs, done)
-            back.update((other, index) for other in needs[index] if other in needs and other not in done)
-            left[index] = 0
-            heappush(heap, index)
-        index = heappop(heap)
-        order.append(index)
-        done.add(index)
-        for other in dependents.get(index, ()):
-            if other not in done and (index, other) not in back:
-                left[other] -= 1
-                if not left[other]:
-                    heappush(heap, other)
-    return order
-
-
-def _on_a_circle(needs: Mapping[int, Sequence[int]], done: Collection[int]) -> int:
-    """Who is left needs somebody who is left, so walking back must meet itself: the first of that circle."""
-    index = min(index for index in needs if index not in done)
-    way: dict[int, int] = {}
-    while index not in way:
-        way[index] = len(way)
-        index = next(other for other in needs[index] if other in needs and other not in done)
-    return min(list(way)[way[index] :])
-
-
-def _union(sets: Iterable[int]) -> int:
-    union = 0
-    for one in sets:
-        union |= one
-    return union
 
 
 def _wrapped(words: str, room: float) -> list[str]:
