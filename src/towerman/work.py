@@ -1066,6 +1066,16 @@ class BatchResult(Sequence[Result]):
 
         return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
 
+    def timeline_svg(self) -> str:
+        """The same as a picture: an SVG document that stands alone, for light and dark pages, of bounded size.
+
+        Of more than 200 calls the first have a row that did not end ok, and those that waited or ran longest; a sum
+        over all of them stands above.
+        """
+        from towerman import timeline
+
+        return timeline.draw_svg(self.spans())
+
     def __repr__(self) -> str:
         counts: dict[str, int] = {}
         for result in self._results:

@@ -57,6 +57,8 @@ class PlannedCall:
         shared_with: index of the call whose run would answer it too, or None. It stands in the group of that call.
         merged: its arguments would go into that run; else that call is identical to it.
         approval: it waits for a person's approval first; groups and edges take it as given.
+        id: its id, cut to 64 characters, where the batch is a plan; else empty.
+        estimate: how long it may take, in seconds, by what its tool has taken so far; None: nothing is known.
     """
 
     index: int
@@ -67,6 +69,8 @@ class PlannedCall:
     shared_with: int | None = None
     merged: bool = False
     approval: bool = False
+    id: str = ""
+    estimate: float | None = None
 
     @property
     def told(self) -> str:
@@ -86,6 +90,7 @@ class RefusedCall:
         outcome: `rejected`, or `skipped` when a call that it needs is refused.
         code: from `towerman.CODES`.
         message: what the model would be told.
+        id: its id, cut to 64 characters, where the batch is a plan; else empty.
     """
 
     index: int
@@ -93,6 +98,7 @@ class RefusedCall:
     outcome: Outcome
     code: Code
     message: str
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
