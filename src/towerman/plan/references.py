@@ -219,9 +219,16 @@ def escape(value: object) -> object:
     return copied(value, escape_text, _escape_key)
 
 
-def escape_text(text: str) -> str:
-    """Write a text so that nothing in it is read as a reference."""
-    return _MEANT.sub("$$", text) if "$" in text else text
+def escape_text(text: str, *, whole: bool = True) -> str:
+    """Write a text so that nothing in it is read as a reference.
+
+    Args:
+        text: what is meant.
+        whole: it stands alone; False for a piece beside which references are written, which could meet its last `$`.
+    """
+    if "$" not in text:
+        return text
+    return _MEANT.sub("$$", text) if whole else text.replace("$", "$$")
 
 
 def _escape_key(key: str) -> str:
