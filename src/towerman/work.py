@@ -20,7 +20,7 @@ from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.plan import Group, Plan
+from towerman.plan import Bound, Group, Plan
 from towerman.policy import Budget, OnResult, whole, word
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
@@ -644,6 +644,11 @@ class Work:
         left: calls without a result.
         generation: of the core's options that its wants were made of.
         results, sealed_at, tools, keywords, wants: columns, one place for each call.
+        calls: the calls; of a plan, with results filled in as soon as they are there.
+        bound: of a plan, the arguments of each call with their references; empty where there are none.
+        open: of a plan, by index the calls whose references are not filled in yet, and what they may touch (None:
+            anything); None where no call refers to another one.
+        values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
         groups: by index, the calls that one run may answer together; None where there are none.
@@ -675,6 +680,7 @@ class Work:
         "again",
         "asking",
         "batch",
+        "bound",
         "calls",
         "closed",
         "closing",
@@ -683,9 +689,9 @@ class Work:
         "deferral",
         "ended",
         "error",
+        "exhausted",
         "filed",
         "gated",
-        "exhausted",
         "generation",
         "given_up",
         "groups",
@@ -697,6 +703,7 @@ class Work:
         "notice",
         "number",
         "on_result",
+        "open",
         "origin",
         "parent",
         "plan",
@@ -710,6 +717,7 @@ class Work:
         "started_at",
         "tokens",
         "tools",
+        "values",
         "waited_for",
         "waiters",
         "wants",
@@ -734,6 +742,9 @@ class Work:
         self.wants: list[Want | None] = [None] * size
         self.jobs: dict[int, Job] = {}
         self.plan = NO_PLAN
+        self.bound: Sequence[Bound | None] = ()
+        self.open: dict[int, tuple[Access, ...] | None] | None = None
+        self.values: dict[int, object] | None = None
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
         self.gated: dict[int, Approval] | None = None
@@ -767,6 +778,12 @@ class Work:
             counter = self.shell.core.counter
             found = self.tokens = [0 if one is None else counter(one.content) for one in self.results]
         return found
+
+    def put_call(self, index: int, call: Call) -> None:
+        """The arguments of a call are known now, or frozen: from here on this is what it is."""
+        if not isinstance(self.calls, list):
+            self.calls = list(self.calls)
+        self.calls[index] = call
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""

@@ -88,8 +88,9 @@ class Run:
 
     async def execute(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -98,6 +99,10 @@ class Run:
 
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            plan: True: the calls are a plan, in whose arguments references to results of others are read
+                (`{"$ref": "a#/path"}`, `${a.path}`), or a plan in any form that is read (`{"plan": [...]}` and those of
+                planners); or such a plan itself, without `calls`. A plan that cannot be followed runs nothing: each of
+                its calls is answered with the reason. A plan is not cut at `max_calls_per_batch`.
             format: the form it has; None: found out.
             batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in
                 a run of the same id, is answered and not run again; not given: the provider's id of the response
@@ -119,7 +124,7 @@ class Run:
             _check_hook(on_result)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = self._decode(calls, format)
+        batch = self._decode(calls, format) if plan is None or plan is False else as_plan(calls, plan, format)
         if batch_id is not None:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
@@ -352,6 +357,20 @@ class Run:
     def __repr__(self) -> str:
         state = "closed" if self._state.closed is not None else "open"
         return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
+
+
+def as_plan(calls: object, plan: object, format: str | None) -> Batch:
+    """A plan as it was handed in: as calls whose references are to be read, or as a document.
+
+    Raises:
+        PolicyError: both were given.
+        InputError: it is neither; the message names the place and the fix.
+    """
+    if plan is not True and calls is not None:
+        raise PolicyError("plan: True for calls that are a plan, or the plan itself and no calls; both were given")
+    from towerman import adapters
+
+    return replace(adapters.decode(calls if plan is True else plan, format), plan=True)
 
 
 def _is_plain(call: Call) -> bool:
