@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
+_OUTPUTS: Final = "the plan's outputs"
+"""How a message calls what a plan comes to."""
+
 _ORDER_OF_PLAN: Final = "what is not known yet"
 
 _PLAN: Final = f"{ROOT}plan"
@@ -593,7 +596,7 @@ class Core:
         try:
             if batch.plan:
                 linked = read_plan(batch)
-                needs, bound = (linked.needs, linked.bound) if linked is not None else (None, ())
+                needs, bound = (linked.needs[:size], linked.bound) if linked is not None else (None, ())
             else:
                 needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
@@ -886,19 +889,21 @@ def condition(name: str, rule: Condition, keywords: Mapping[str, object]) -> boo
 
 
 def read_plan(batch: Batch) -> Linked | None:
-    """Read the references of a plan and link its steps; None where nothing needs anything and nothing is escaped.
+    """Read the references of a plan and link its steps; None where nothing needs anything and nothing is escaped. What
+    the plan comes to, where it says that, is linked like one step more, the last one.
 
     Raises:
         PlanRefused: it cannot be followed; nothing of it may run (G5).
     """
     calls = batch.calls
-    return read_references(
-        [call.id for call in calls],
-        [_loaded(call) for call in calls],
-        [call.needs for call in calls],
-        ordered=batch.ordered,
-        numbered=batch.numbered,
-    )
+    ids = [call.id for call in calls]
+    arguments = [_loaded(call) for call in calls]
+    needs = [call.needs for call in calls]
+    if batch.outputs is not None:
+        ids.append(_OUTPUTS)
+        arguments.append(batch.outputs)
+        needs.append(())
+    return read_references(ids, arguments, needs, ordered=batch.ordered, numbered=batch.numbered)
 
 
 def _loaded(call: Call) -> Mapping[str, object] | None:

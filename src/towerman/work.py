@@ -13,11 +13,12 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 from towerman.budgets import Account, Shares
 from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
-from towerman.errors import Code, PolicyError
+from towerman.errors import Code, InputError, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Bound, Group, Plan
@@ -648,6 +649,7 @@ class Work:
         bound: of a plan, the arguments of each call with their references; empty where there are none.
         open: of a plan, by index the calls whose references are not filled in yet, and what they may touch (None:
             anything); None where no call refers to another one.
+        outputs: of a plan that says what it comes to, and refers to results there.
         values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -705,6 +707,7 @@ class Work:
         "on_result",
         "open",
         "origin",
+        "outputs",
         "parent",
         "plan",
         "reasons",
@@ -745,6 +748,7 @@ class Work:
         self.bound: Sequence[Bound | None] = ()
         self.open: dict[int, tuple[Access, ...] | None] | None = None
         self.values: dict[int, object] | None = None
+        self.outputs: Bound | None = None
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
         self.gated: dict[int, Approval] | None = None
@@ -784,6 +788,13 @@ class Work:
         if not isinstance(self.calls, list):
             self.calls = list(self.calls)
         self.calls[index] = call
+
+    def value_of(self, index: int) -> object:
+        """What a call came to: what its handler gave, or what was written down of that."""
+        if self.values is not None and index in self.values:
+            return self.values[index]
+        result = self.results[index]
+        return None if result is None else result.value
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""
@@ -832,6 +843,29 @@ class BatchResult(Sequence[Result]):
     def ok(self) -> bool:
         """Every call answered."""
         return all(result.ok for result in self._results)
+
+    @property
+    def outputs(self) -> dict[str, object] | None:
+        """What a plan came to, where it says so (NESTFUL's `var_result`): by name, with references replaced by results.
+        What refers to a step that has not answered, or leads nowhere in its result, is left out. None: it does not say.
+        """
+        work = self._work
+        given = work.batch.outputs
+        if given is None:
+            return None
+        bound = work.outputs
+        if bound is None:
+            return dict(given)
+        from towerman.plan import UnresolvedReference
+
+        found: dict[str, object] = {}
+        for one in bound.parts():
+            if all(self._results[reference.step].ok for reference in one.references):
+                try:
+                    found |= one.resolve(work.value_of)
+                except UnresolvedReference:
+                    continue
+        return found
 
     @property
     def end_turn(self) -> bool:
@@ -898,8 +932,6 @@ class BatchResult(Sequence[Result]):
         Raises:
             InputError: a call that waits was handed in with arguments that JSON has no form for.
         """
-        from dataclasses import replace
-
         from towerman.adapters import plain_call, plain_message
         from towerman.approvals import Open, Suspended, binding, shape, write_state
         from towerman.records import keyed, new_secret
@@ -924,15 +956,59 @@ class BatchResult(Sequence[Result]):
                 approval.edited,
             )
         calls = tuple(
-            call if index in opened else plain_call(call) for index, call in enumerate(work.calls)
+            self._written(index) if index in opened else plain_call(self._written(index))
+            for index in range(len(work.calls))
         )  # what has its result is not run again, so its arguments may be told more plainly
         batch = replace(self._batch, calls=calls, message=plain_message(self._batch.message))
         results = tuple(None if result.index in opened else result for result in self._results)
         number, run = work.number, work.run
         suspended = Suspended(
-            batch, run.run_id, run.tenant, number, self.notice, salt.hex(), results, opened, self._closed_by_now()
+            batch,
+            run.run_id,
+            run.tenant,
+            number,
+            self.notice,
+            salt.hex(),
+            results,
+            opened,
+            self._closed_by_now(),
+            self._values_to_come(opened),
         )
         return write_state(suspended, secret)
+
+    def _written(self, index: int) -> Call:
+        """A call as it is read again: what was filled into its arguments is no reference there."""
+        work = self._work
+        call = work.calls[index]
+        if call is self._batch.calls[index] or not work.bound or work.bound[index] is None:
+            return call
+        from towerman.plan import escape
+
+        return replace(call, arguments=cast("Mapping[str, object]", escape(call.arguments)))
+
+    def _values_to_come(self, opened: Mapping[int, object]) -> dict[int, object]:
+        """What calls of a plan came to that open ones still refer to, and the plan's outputs.
+
+        Raises:
+            InputError: one of these has no JSON form.
+        """
+        work = self._work
+        bounds = [work.bound[index] for index in opened if work.open and index in work.open]
+        steps = {one.step for bound in (*bounds, work.outputs) if bound is not None for one in bound.references}
+        if not steps:
+            return {}
+        from towerman.plan import UnresolvedReference, whole_value
+
+        found: dict[int, object] = {}
+        for step in sorted(steps):
+            if self._results[step].ok:
+                try:
+                    found[step] = whole_value(step, work.value_of)
+                except UnresolvedReference:
+                    raise InputError(
+                        f"state: the result of call {step}, to which others refer, has no JSON form"
+                    ) from None
+        return found
 
     def _closed_by_now(self) -> dict[str, ApprovalState]:
         """What became of the approvals of this batch that are not open any more."""

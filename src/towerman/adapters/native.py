@@ -1,9 +1,9 @@
 """Towerman's own form: calls as plain dicts or `Call` objects, results as plain dicts.
 
-Theory. A call is `{"tool": ..., "arguments": {...}, "id": ..., "needs": [ids], "idempotency_key": ..., "if_failed": ...}`; a
-batch is a list of them, or `{"calls": [...]}`. `name` and `depends_on` are read for `tool` and `needs`. The form is written by
-people and programs more than by models, so a wrong key is a mistake to be told at once: it is refused with its path and
-the nearest right key.
+Theory. A call is `{"tool": ..., "arguments": {...}, "id": ..., "needs": [ids], "if_failed": ..., "idempotency_key":
+...}`; a batch is a list of them, or `{"calls": [...]}`. `name` and `depends_on` are read for `tool` and `needs`. The
+form is written by people and programs more than by models, so a wrong key is a mistake to be told at once: it is
+refused with its path and the nearest right key.
 
 A result has the fixed keys of `RESULT_KEYS`. No times are among them: the same inputs and outcomes give the same bytes.
 

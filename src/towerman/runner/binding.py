@@ -19,7 +19,6 @@ Not here: reading and filling in (plan), what is foreseen (access), who is ready
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 from towerman import sealing
 from towerman.access import within
@@ -78,7 +77,7 @@ class Binding(Spending):
                 )
                 return False
         try:
-            arguments = bound.resolve(self._value_of(work))
+            arguments = bound.resolve(work.value_of)
         except UnresolvedReference as lost:
             step = lost.reference.step
             message = sealing.unresolved(step, work.calls[step], lost.reason)
@@ -86,19 +85,6 @@ class Binding(Spending):
             return False
         work.put_call(index, filled(work.calls[index], arguments))
         return True
-
-    @staticmethod
-    def _value_of(work: Work) -> Callable[[int], object]:
-        """What a step came to."""
-        values = work.values
-
-        def value_of(step: int) -> object:
-            if values is not None and step in values:
-                return values[step]
-            result = work.results[step]
-            return None if result is None else result.value
-
-        return value_of
 
     def _look_again_at(self, work: Work, index: int, foreseen: tuple[Access, ...] | None) -> bool:
         """A call whose arguments are all there now is looked over like any other."""

@@ -174,8 +174,12 @@ class Intake(Sealer):
         linked = read_plan(work.batch)
         if linked is None:
             return None
-        work.bound, work.open = linked.bound, {}
-        return linked.needs if any(linked.needs) else None
+        size = len(work.calls)
+        work.bound, work.open = linked.bound[:size], {}
+        if work.batch.outputs is not None:
+            work.outputs = linked.bound[size]
+        needs = linked.needs[:size]
+        return needs if any(needs) else None
 
     async def _start_all(self, work: Work) -> None:
         """No edges: offer everything in emitted order, a slice at a time."""
@@ -210,7 +214,7 @@ class Intake(Sealer):
         for index in range(len(work.calls)):
             blockers = plan.blockers(index, 3)
             if blockers:
-                calls = [other for _, other in blockers]
+                calls = list(dict.fromkeys(other for _, other in blockers))
                 if work.groups is not None and index in work.groups:
                     calls = _behind(work.groups, index, calls)
                 waits = work.waited_for[index] = tuple([f"call {other}" for other in calls])
