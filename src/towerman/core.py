@@ -552,8 +552,9 @@ class Core:
 
     def order_of(
         self, run: RunState, wants: Sequence[Want | None], foreseen: Mapping[int, tuple[Access, ...] | None]
-    ) -> list[tuple[Hold, ...]]:
-        """What the calls of a plan are taken to hold for its order, while it is not known of all of them (rule S1).
+    ) -> list[tuple[tuple[Hold, ...], Mapping[str, str]]]:
+        """What the calls of a plan are taken to hold for its order, while it is not known of all of them (rule S1), and
+        what people are shown for it.
 
         Args:
             run: whose plan it is.
@@ -562,22 +563,23 @@ class Core:
         """
         subtrees = self.any_subtree or any(one.subtree for each in foreseen.values() for one in each or ())
         anything = None in foreseen.values()
-        holds: list[tuple[Hold, ...]] = []
+        found: list[tuple[tuple[Hold, ...], Mapping[str, str]]] = []
         for index, want in enumerate(wants):
             if want is None:
-                holds.append(())
+                found.append(((), {}))
                 continue
             accesses = foreseen.get(index, want.accesses)
-            held = self.holds(run.number, want.kind, accesses or (), subtrees=subtrees)[0]
+            held, labels = self.holds(run.number, want.kind, accesses or (), subtrees=subtrees)
             if anything:
                 rule = want.of.rule
+                labels = {**labels, _PLAN: _ORDER_OF_PLAN}
                 if accesses is None:
                     held = (*held, (_PLAN, X if rule is None or rule.writes else S))
                 elif held:
                     writes = not accesses or any(access.write for access in accesses)
                     held = (*held, (_PLAN, IX if writes else IS))
-            holds.append(held)
-        return holds
+            found.append((held, labels))
+        return found
 
     def look_over(
         self, run: RunState, batch: Batch
@@ -606,10 +608,10 @@ class Core:
         seen = [self._seen(run, batch, index, bound[index] if bound else None, foreseen) for index in range(most)]
         if foreseen:
             wants = [cast("Want | None", one.wants) for one in seen]
-            for index, holds in enumerate(self.order_of(run, wants, foreseen)):
+            for index, (holds, labels) in enumerate(self.order_of(run, wants, foreseen)):
                 want = wants[index]
                 if want is not None:
-                    ordered = want.with_holds(want.accesses, holds, {**want.labels, _PLAN: _ORDER_OF_PLAN})
+                    ordered = want.with_holds(want.accesses, holds, labels)
                     seen[index] = replace(seen[index], wants=cast("Wants[Lot[int]]", ordered))
         for index in range(most, size):
             capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))

@@ -21,7 +21,7 @@ from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, InputError, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.plan import Bound, Group, Plan
+from towerman.plan import Bound, Group, Plan, Reference, UnresolvedReference
 from towerman.policy import Budget, OnResult, whole, word
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
@@ -650,6 +650,7 @@ class Work:
         open: of a plan, by index the calls whose references are not filled in yet, and what they may touch (None:
             anything); None where no call refers to another one.
         outputs: of a plan that says what it comes to, and refers to results there.
+        referred: of a plan, the calls to whose results something refers.
         values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -711,6 +712,7 @@ class Work:
         "parent",
         "plan",
         "reasons",
+        "referred",
         "results",
         "resumed",
         "run",
@@ -749,6 +751,7 @@ class Work:
         self.open: dict[int, tuple[Access, ...] | None] | None = None
         self.values: dict[int, object] | None = None
         self.outputs: Bound | None = None
+        self.referred: frozenset[int] = frozenset()
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
         self.gated: dict[int, Approval] | None = None
@@ -790,10 +793,16 @@ class Work:
         self.calls[index] = call
 
     def value_of(self, index: int) -> object:
-        """What a call came to: what its handler gave, or what was written down of that."""
+        """What a call came to: what its handler gave, or what was written down of that.
+
+        Raises:
+            UnresolvedReference: only a part of it was.
+        """
         if self.values is not None and index in self.values:
             return self.values[index]
         result = self.results[index]
+        if result is not None and result.replayed:
+            raise UnresolvedReference(Reference(index), "only a part of what it came to was kept")
         return None if result is None else result.value
 
     def owner(self, index: int) -> Owner:
@@ -856,8 +865,6 @@ class BatchResult(Sequence[Result]):
         bound = work.outputs
         if bound is None:
             return dict(given)
-        from towerman.plan import UnresolvedReference
-
         found: dict[str, object] = {}
         for one in bound.parts():
             if all(self._results[reference.step].ok for reference in one.references):
@@ -997,7 +1004,7 @@ class BatchResult(Sequence[Result]):
         steps = {one.step for bound in (*bounds, work.outputs) if bound is not None for one in bound.references}
         if not steps:
             return {}
-        from towerman.plan import UnresolvedReference, whole_value
+        from towerman.plan import whole_value
 
         found: dict[int, object] = {}
         for step in sorted(steps):

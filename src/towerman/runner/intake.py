@@ -150,7 +150,7 @@ class Intake(Sealer):
         if needs is not None or any_holds or alike is not None:
             holds: Sequence[Sequence[Hold]] | None = None
             if work.open:
-                holds = core.order_of(work.run, work.wants, work.open)
+                holds = [held for held, _ in core.order_of(work.run, work.wants, work.open)]
             elif any_holds:
                 holds = [want.holds if want is not None else () for want in work.wants]
             anyway = [] if needs is None else [i for i, call in enumerate(calls) if call.if_failed == "run_anyway"]
@@ -176,6 +176,7 @@ class Intake(Sealer):
             return None
         size = len(work.calls)
         work.bound, work.open = linked.bound[:size], {}
+        work.referred = frozenset(one.step for bound in linked.bound if bound is not None for one in bound.references)
         if work.batch.outputs is not None:
             work.outputs = linked.bound[size]
         needs = linked.needs[:size]

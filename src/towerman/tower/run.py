@@ -124,7 +124,7 @@ class Run:
             _check_hook(on_result)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = self._decode(calls, format) if plan is None or plan is False else as_plan(calls, plan, format)
+        batch = read_calls(calls, plan, format)
         if batch_id is not None:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
@@ -147,7 +147,7 @@ class Run:
         check_deferring("submit: ", self._tower._core.journal)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = replace(self._decode(calls, format), batch_id=batch_id)
+        batch = replace(read_calls(calls, None, format), batch_id=batch_id)
 
         def every(work: Work) -> None:
             work.deferral = Deferral(every=True)
@@ -242,8 +242,9 @@ class Run:
 
     def execute_sync(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -255,6 +256,7 @@ class Run:
 
         Args:
             calls: as `execute` takes them.
+            plan: as `execute` takes it.
             format: the form they have; None: found out.
             batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
@@ -263,7 +265,8 @@ class Run:
             PolicyError: an event loop runs in this thread: await `execute` there.
         """
         return self._tower._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+            "execute_sync",
+            lambda: self.execute(calls, plan=plan, format=format, batch_id=batch_id, on_result=on_result),
         )
 
     def __enter__(self) -> Self:
@@ -279,14 +282,6 @@ class Run:
             self._tower._close_run(self._state)
         else:
             self._tower._sync.run("leaving a run", self.aclose)
-
-    @staticmethod
-    def _decode(calls: object, format: str | None) -> Batch:
-        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
-            return Batch(tuple(calls))
-        from towerman import adapters
-
-        return adapters.decode(calls, format)
 
     def cancel(
         self, reason: str = "the run was cancelled", *, call_id: str | None = None, index: int | None = None
@@ -359,13 +354,24 @@ class Run:
         return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
 
 
-def as_plan(calls: object, plan: object, format: str | None) -> Batch:
-    """A plan as it was handed in: as calls whose references are to be read, or as a document.
+def read_calls(calls: object, plan: object, format: str | None) -> Batch:
+    """What was handed in, as a batch.
+
+    Args:
+        calls: in any known form.
+        plan: None or False; True: the calls are a plan; or a plan.
+        format: the form; None: found out.
 
     Raises:
-        PolicyError: both were given.
-        InputError: it is neither; the message names the place and the fix.
+        PolicyError: calls and another plan were given.
+        InputError: it has no known form; the message names the place and the fix.
     """
+    if plan is None or plan is False:
+        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
+            return Batch(tuple(calls))
+        from towerman import adapters
+
+        return adapters.decode(calls, format)
     if plan is not True and calls is not None:
         raise PolicyError("plan: True for calls that are a plan, or the plan itself and no calls; both were given")
     from towerman import adapters
