@@ -30,6 +30,7 @@ from towerman.plan.references import (
     escape,
     escape_text,
     read_references,
+    whole_value,
     written,
 )
 
@@ -46,5 +47,6 @@ __all__ = [
     "escape_text",
     "read_references",
     "resolve_needs",
+    "whole_value",
     "written",
 ]

@@ -130,6 +130,12 @@ class Bound:
         """Names of the arguments whose value is not known before other steps have run."""
         return frozenset(self.paths)
 
+    def parts(self) -> Iterator[Bound]:
+        """Each argument by itself."""
+        for name, each in self.arguments.items():
+            references = self.paths.get(name, ())
+            yield Bound(references, {name: references} if references else {}, {name: each})
+
     def known(self) -> dict[str, object]:
         """The arguments that hold no reference, as they will be: a copy, escapes taken away."""
         filler = _Filler(_never)
@@ -208,6 +214,15 @@ def read_references(
         raise _malformed(ids, reading.malformed)
     linked = merge_needs(ids, where, needs, referred, reading.missing, ordered=ordered, numbered=numbered)
     return Linked(linked, bound) if any(linked) or any(each is not None for each in bound) else None
+
+
+def whole_value(step: int, value_of: Callable[[int], object]) -> object:
+    """The result of a step as plain JSON data: a copy, as a reference to the whole of it gives.
+
+    Raises:
+        UnresolvedReference: it has no JSON form.
+    """
+    return _Filler(value_of).fill(Reference(step))
 
 
 def escape(value: object) -> object:
