@@ -234,6 +234,7 @@ class Answer:
     Args:
         outcome, code, applied, retryable, retry_after, ran, attempts, original_bytes, handle: as in `Result`.
         message, content: what the model was told; they may hold values.
+        value: of a step of a plan to which others refer, what it came to, whole, as JSON text; else None.
     """
 
     outcome: Outcome
@@ -247,9 +248,10 @@ class Answer:
     handle: str | None = None
     message: str = field(default="", repr=False)
     content: str = field(default="", repr=False)
+    value: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, result: Result) -> Answer:
+    def of(cls, result: Result, value: str | None = None) -> Answer:
         """What is written down of a result."""
         return cls(
             result.outcome,
@@ -263,6 +265,7 @@ class Answer:
             result.handle,
             result.message,
             result.content,
+            value,
         )
 
     def to_bytes(self) -> bytes:
@@ -277,12 +280,13 @@ class Answer:
             ValueError: it is no answer.
         """
         given = json.loads(stored)
-        if not isinstance(given, list) or len(given) < len(_ANSWER):
+        if not isinstance(given, list) or len(given) < _LEAST:
             raise ValueError("a stored answer is incomplete")
         return cls(*given[: len(_ANSWER)])
 
 
 _ANSWER: Final = tuple(Answer.__dataclass_fields__)
+_LEAST: Final = _ANSWER.index("value")  # fields that every answer was stored with
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,7 @@ class Asking(Offering):
         work.resumed = suspended.opened
         work.origin = suspended.run_id
         work.closed = dict(suspended.closed)
+        work.values = dict(suspended.values) or None
         work.key = bytes.fromhex(suspended.key) or keyed(core.secret or b"", "arguments of a batch state")
         for index, result in enumerate(suspended.results):
             if result is not None:

@@ -20,6 +20,7 @@ Not here: what follows from what is written down (records), how it is stored (jo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from towerman import sealing
 from towerman.calls import Applied, Outcome, Result
 from towerman.errors import Code
 from towerman.gate import NEVER
+from towerman.plan import UnresolvedReference, whole_value
 from towerman.records import (
     Answer,
     Deferred,
@@ -267,8 +269,25 @@ class Filing(Ending):
             self._tell(work, index, "replayed", code=record.code)
         work.keywords[index] = None
         work.wants[index] = None
+        if index in work.referred and record.answer is not None:
+            self._restore(work, index, record.answer)
         self._seal(work, index, sealing.replayed(index, call, tool, record, waited, waited_for), core.now())
         return True
+
+    @staticmethod
+    def _restore(work: Work, index: int, answer: Answer) -> None:
+        """What a step came to, for those that refer to it."""
+        if answer.value is None:
+            if answer.original_bytes > len(answer.content.encode("utf-8", "replace")):
+                return  # only its beginning is there
+            text = answer.content
+        else:
+            text = answer.value
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = answer.content
+        work.values = {**(work.values or {}), index: value}
 
     # ================================================================ waiting for the same call elsewhere
 
@@ -668,7 +687,7 @@ class Filing(Ending):
         if filed is None or not filed.begun or filed.told or job.why is not None or job.ended or core.journal is None:
             return False
         filed.told = True
-        answer = Answer.of(result)
+        answer = Answer.of(result, self._value_for_others(work, index, result))
         ended = [(filed.token, answer)]
         if result.ok or result.applied != "no":
             for one in self._ridden(work, index):
@@ -682,6 +701,16 @@ class Filing(Ending):
             self._arm(job.due)
         self._when(core.journal.finish_all(ended), lambda done: self._concluded(job, done), work, index, job)
         return True
+
+    @staticmethod
+    def _value_for_others(work: Work, index: int, result: Result) -> str | None:
+        """What a step of a plan came to, where others refer to it: whole, so that they can go on after a crash."""
+        if index not in work.referred or not result.ok:
+            return None
+        try:
+            return json.dumps(whole_value(index, lambda _: result.value), ensure_ascii=False, separators=(",", ":"))
+        except (UnresolvedReference, ValueError, RecursionError):  # whoever refers to it is told in its turn
+            return None
 
     @staticmethod
     def _ridden(work: Work, index: int) -> list[Filed]:
@@ -738,7 +767,8 @@ class Filing(Ending):
             return
         if tool.effect_free or result.shared_with is not None:
             filed.told = True
-            core.journal.note(self._intent(work, index, tool), Answer.of(result))
+            answer = Answer.of(result, self._value_for_others(work, index, result))
+            core.journal.note(self._intent(work, index, tool), answer)
 
     def _take_intent_back(self, filed: Filed) -> None:
         """A call was given up while its intent was written, with those that were to go into its run."""
