@@ -566,7 +566,7 @@ def test_explain_tells_the_order_of_a_plan_and_runs_nothing(stage: Stage) -> Non
         ],
         plan=True,
     )
-    pairs = {(edge.earlier, edge.later) for edge in told.edges}
+    pairs = {(edge.before, edge.after) for edge in told.edges}
     assert {(0, 1), (1, 2), (0, 3)} <= pairs
     assert story == []
     refused = tower.explain([Call("give", {"value": "${a}"}, "a")], plan=True)
