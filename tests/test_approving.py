@@ -1276,7 +1276,7 @@ def test_s14_a_state_that_cannot_be_trusted_runs_nothing(stage: Stage, wrong: st
         if wrong == "tampered":
             state = state.replace("cleanup", "diag")
         elif wrong == "version":
-            state = state.replace('"towerman_state": 1', '"towerman_state": 7')
+            state = state.replace('"towerman_state": 2', '"towerman_state": 7')
         elif wrong == "unknown":
             decisions["apr_x"] = Approved()
         async with second.run(tenant="other" if wrong == "tenant" else "acme") as run:

@@ -6,40 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_deferring import CANARY, play, told
-from test_journal_store import OK, Wall, dead, deferred, rows
+from test_deferring import play, told
+from test_journal_store import Wall, rows
 
 from towerman import (
     ApprovalRequest,
     Approved,
     Call,
-    Context,
     Denied,
     Event,
     Journal,
-    PolicyError,
-    Result,
     Tower,
     Worker,
     WorkerReport,
     read_result,
 )  # fmt: skip
-from towerman.journal.approvals import Claim
-from towerman.records import Approval, Deferred, Intent, NotCleared, Unsettled
-from towerman.runner import worker as worker_room
+from towerman.records import Approval, Deferred, Unsettled
 
 Answer = Approved | Denied | None
 
@@ -433,9 +422,7 @@ def test_r127_the_worker_puts_the_question_into_the_inbox_and_goes_on(tmp_path: 
 
     async def main() -> None:
         till, other = Till(tmp_path / "j.db"), Journal(tmp_path / "j.db")
-        gated, behind, free = await till.submit(
-            pay(), Call("look", {"account": "a"}), Call("look", {"account": "b"})
-        )
+        gated, behind, _ = await till.submit(pay(), Call("look", {"account": "a"}), Call("look", {"account": "b"}))
         worker = Worker(till.tower, poll=0.01)
         working = asyncio.create_task(worker.run())
         while "look b" not in till.did or not other.approvals(state="pending").result():

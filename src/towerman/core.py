@@ -268,6 +268,7 @@ class Core:
         self.workers = Workers("towerman-worker")
         self.made_processes = None
         self.strays.clear()
+        self.paused.clear()  # what counts in the new gate is made anew, and without a rate nothing is
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0

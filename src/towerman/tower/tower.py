@@ -235,7 +235,6 @@ class Tower(Declaring):
         self._prefix = os.urandom(4).hex()
         self._limits = Limits(self._core)
         self._core.runs = self._runs
-        self._core.pause = self._limits.pause
         self._closed = False
         try:
             listed = tuple(observers)
