@@ -472,9 +472,19 @@ class Core:
             return policy.max_calls_per_batch
         return size
 
-    def check(self, run: RunState, batch: Batch, index: int) -> tuple[Want, dict[str, object]] | Refusal:
-        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not."""
-        call = batch.calls[index]
+    def check(
+        self, run: RunState, batch: Batch, index: int, call: Call | None = None
+    ) -> tuple[Want, dict[str, object]] | Refusal:
+        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not.
+
+        Args:
+            run: whose batch it is.
+            batch: whose call it is.
+            index: its place there.
+            call: the call itself, where it was frozen; None: as it stands in the batch.
+        """
+        if call is None:
+            call = batch.calls[index]
         name = _name(call.tool)
         base = run.bases.get(name)
         if base is None:

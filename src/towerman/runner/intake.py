@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Final, cast
 
 from towerman import sealing
+from towerman.arguments import frozen
+from towerman.calls import Arguments, Call
 from towerman.core import Refusal
 from towerman.plan import Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
@@ -109,10 +112,17 @@ class Intake(Sealer):
         turn = core.now() + SLICE
         any_holds = False
         asks = core.any_gated or work.resumed is not None
+        kept: list[Call] | None = None
+        if (
+            asks or core.journal is not None
+        ):  # what is looked over now is looked at later too, and is the same call then
+            work.calls = calls = kept = list(calls)
         for index in range(size):
             if work.results[index] is not None:  # from before, or cancelled meanwhile
                 work.tools[index] = core.tool_of(calls[index])
             elif index < most or work.resumed is not None:
+                if kept is not None and not isinstance(kept[index].arguments, str):
+                    kept[index] = replace(kept[index], arguments=cast("Arguments", frozen(kept[index].arguments)))
                 want = self._check(work, index, asks)
                 if want is not None and want.holds:
                     any_holds = True
@@ -203,7 +213,7 @@ class Intake(Sealer):
 
     def _check(self, work: Work, index: int, asks: bool) -> Want | None:
         """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
-        found = self.core.check(work.run, work.batch, index)
+        found = self.core.check(work.run, work.batch, index, work.calls[index])
         if isinstance(found, Refusal):
             work.tools[index] = found.tool
             self._refuse(work, index, found.code, found.message)
