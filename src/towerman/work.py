@@ -662,6 +662,7 @@ class Work:
             anything); None where no call refers to another one.
         outputs: of a plan that says what it comes to, and refers to results there.
         referred: of a plan, the calls to whose results something refers.
+        filled: of a plan, the calls in whose arguments nothing is to be read any more.
         values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -706,6 +707,7 @@ class Work:
         "error",
         "exhausted",
         "filed",
+        "filled",
         "gated",
         "generation",
         "given_up",
@@ -762,6 +764,7 @@ class Work:
         self.plan = NO_PLAN
         self.bound: Sequence[Bound | None] = ()
         self.open: dict[int, tuple[Access, ...] | None] | None = None
+        self.filled: set[int] = set()
         self.values: dict[int, object] | None = None
         self.outputs: Bound | None = None
         self.referred: frozenset[int] = frozenset()
@@ -1001,7 +1004,7 @@ class BatchResult(Sequence[Result]):
         """A call as it is read again: what was filled into its arguments is no reference there."""
         work = self._work
         call = work.calls[index]
-        if call is self._batch.calls[index] or not work.bound or work.bound[index] is None:
+        if index not in work.filled:
             return call
         from towerman.plan import escape
 

@@ -31,6 +31,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
@@ -89,15 +90,21 @@ class Asking(Offering):
             return want, keywords
         from towerman.approvals import Approval, binding, new_id, shape
 
+        call = work.calls[index]
         try:
+            # Three copies, so that what a person is shown, what runs and what is compared cannot be changed through one
+            # another, nor by whoever made the call: not even an object in it that is no JSON.
             snapshot = deepcopy(keywords)
+            keywords = deepcopy(snapshot)
+            if not isinstance(call.arguments, str):
+                call = replace(call, arguments=deepcopy(call.arguments))
         except Exception:
             message = "Not run: its arguments cannot be copied, so nobody could approve exactly these."
             self._refuse(work, index, "policy_error", message)
             return None
         approval = known if known is not None else Approval(new_id())
         approval.needed = True
-        call = work.calls[index]
+        work.put_call(index, call)
         written = work.resumed.get(index) if work.resumed is not None else None
         if written is not None and written.needed:
             now_is = binding(work.key, call.tool, call.arguments, snapshot), shape(tool.checker.schema)
