@@ -433,9 +433,7 @@ def test_r127_the_worker_puts_the_question_into_the_inbox_and_goes_on(tmp_path: 
 
     async def main() -> None:
         till, other = Till(tmp_path / "j.db"), Journal(tmp_path / "j.db")
-        gated, behind, free = await till.submit(
-            pay(), Call("look", {"account": "a"}), Call("look", {"account": "b"})
-        )
+        gated, behind, free = await till.submit(pay(), Call("look", {"account": "a"}), Call("look", {"account": "b"}))
         worker = Worker(till.tower, poll=0.01)
         working = asyncio.create_task(worker.run())
         while "look b" not in till.did or not other.approvals(state="pending").result():

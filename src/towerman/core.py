@@ -561,6 +561,7 @@ class Core:
 
     def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
         from towerman.explain import Seen
+        from towerman.records import packed
 
         call = batch.calls[index]
         found = self.check(run, batch, index)
@@ -588,6 +589,7 @@ class Core:
             merged=not gated and likeness is not None and want.of.policy.merge is not None,
             approval=gated,
             asks=asks,
+            defers=want.of.defer and packed(call.arguments, call.idempotency_key) is not None,
         )
 
     @staticmethod

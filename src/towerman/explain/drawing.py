@@ -8,7 +8,7 @@ from html import escape
 from math import ceil
 from typing import Final
 
-from towerman.explain.parts import Edge, EdgeKind, PlannedCall, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, EdgeKind, PlannedCall, RefusedCall
 from towerman.explain.telling import INDEPENDENT, counted, headline, pools, waits
 from towerman.timeline import columns, fit, printable
 
@@ -74,6 +74,7 @@ def draw(
     edges: Sequence[Edge],
     refused: Sequence[RefusedCall],
     chain: Sequence[int],
+    deferred: Sequence[DeferredCall] = (),
 ) -> str:
     """The drawing, whole and well-formed; colours follow the reader's light or dark scheme."""
     by_index = {call.index: call for call in calls}
@@ -90,7 +91,11 @@ def draw(
             y += height + _ROW
     bottom: float = max((card.y + card.height for card in cards.values()), default=_TOP - 2 * _ROW)
     arrows = [edge for edge in edges if edge.before in cards and edge.after in cards]
-    title = headline(calls, len(groups), len(refused), chain) if calls or refused else "No calls."
+    title = (
+        headline(calls, len(groups), len(refused), chain, len(deferred))
+        if calls or refused or deferred
+        else "No calls."
+    )
     inner = max(len(rows), 2) * (_CARD + _GAP) - _GAP
     width = 2 * _MARGIN + max(inner, ceil(_HEAD_CHARACTER * columns(title)))
 
@@ -111,9 +116,10 @@ def draw(
     for note in notes:
         bottom += 26
         body.append(_text(_MARGIN, bottom, note, "soft"))
-    if refused:
-        below, bottom = _refused(refused, bottom + 34, width)
-        body += below
+    for what, others in (("refused", refused), ("deferred", deferred)):
+        if others:
+            below, bottom = _others(what, others, bottom + 34, width)
+            body += below
     body += _legend({edge.kind for edge in arrows}, chain, pale=bool(implied))
     total = bottom + _MARGIN
     return "\n".join(
@@ -240,9 +246,14 @@ def _legend(kinds: set[EdgeKind], chain: Sequence[int], *, pale: bool) -> list[s
     return parts
 
 
-def _refused(refused: Sequence[RefusedCall], y: float, width: float) -> tuple[list[str], float]:
-    """Below the columns, a row for each call that would not start; returns the parts and where they end."""
-    parts = [_text(_MARGIN, y, "refused", "group"), _text(_MARGIN + 62, y, counted(len(refused)), "soft")]
+def _others(
+    what: str, refused: Sequence[RefusedCall | DeferredCall], y: float, width: float
+) -> tuple[list[str], float]:
+    """Below the columns, a row for each call that would not start now; returns the parts and where they end."""
+    parts = [
+        _text(_MARGIN, y, what, "group"),
+        _text(_MARGIN + (62 if what == "refused" else 70), y, counted(len(refused)), "soft"),
+    ]
     y += 14
     inner = width - 2 * _MARGIN
     for one in refused[:MAX_CARDS]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from towerman.explain.drawing import draw
-from towerman.explain.parts import Edge, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.explain.telling import tell
 
 
@@ -22,6 +22,8 @@ class Explanation:
         edges: who waits for whom and why. `needs`, `resource` and `order` hold whatever the durations are; `pool` says
             whose place a call gets when all last equally long, `rate` whose start must be so long ago.
         refused: those that would not start, in emitted order.
+        deferred: those that would go into the durable queue, since calls of this very batch leave no room for them, or
+            since they come behind such a call; in emitted order.
         limits: what the calls take permits of.
         rates: rate limits in which they count. A call that a rate holds back stands in a later group; how long it waits
             is told by `rate_seconds`.
@@ -39,6 +41,7 @@ class Explanation:
     groups: tuple[tuple[int, ...], ...] = ()
     edges: tuple[Edge, ...] = ()
     refused: tuple[RefusedCall, ...] = ()
+    deferred: tuple[DeferredCall, ...] = ()
     limits: tuple[Limit, ...] = ()
     rates: tuple[RateInForce, ...] = ()
     rate_seconds: float = 0.0
@@ -50,7 +53,7 @@ class Explanation:
     @property
     def size(self) -> int:
         """Calls of the batch."""
-        return len(self.calls) + len(self.refused)
+        return len(self.calls) + len(self.refused) + len(self.deferred)
 
     @property
     def ok(self) -> bool:
@@ -71,6 +74,8 @@ class Explanation:
                     "shared_with": call.shared_with,
                     "merged": call.merged,
                     "approval": call.approval,
+                    "defers": call.defers,
+                    "behind": list(call.behind),
                 }
                 for call in self.calls
             ],
@@ -95,6 +100,10 @@ class Explanation:
                 }
                 for one in self.refused
             ],
+            "deferred": [
+                {"index": one.index, "tool": one.tool, "code": one.code, "message": one.message}
+                for one in self.deferred
+            ],
             "limits": [
                 {"name": one.name, "permits": one.permits, "scope": one.scope, "enforced": one.enforced}
                 for one in self.limits
@@ -111,7 +120,7 @@ class Explanation:
 
     def to_svg(self) -> str:
         """A drawing of the groups from left to right, with an arrow for each edge; for light and dark pages."""
-        return draw(self.calls, self.groups, self.edges, self.refused, self.critical_path)
+        return draw(self.calls, self.groups, self.edges, self.refused, self.critical_path, self.deferred)
 
     def __str__(self) -> str:
         return tell(
@@ -125,7 +134,9 @@ class Explanation:
             self.spends,
             self.critical_path,
             self.complete,
+            self.deferred,
         )
 
     def __repr__(self) -> str:
-        return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused)"
+        later = f", {len(self.deferred)} deferred" if self.deferred else ""
+        return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused{later})"

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.timeline import printable
 
 INDEPENDENT: Final = "independent"
 """What is told of a call that touches nothing and takes no place of its own: nothing at all reads like a gap."""
+
+DEFERRED: Final = (
+    "A call that is deferred runs later, in a worker, behind those of its batch that it",
+    "comes behind. The queue does not keep its run's deps, deadline, allow, deny and own",
+    "budget, and no order to calls of other batches.",
+)
+"""What is told where calls may go into the durable queue: what does not go there with them."""
 
 _NAMED: Final = 4  # calls that are listed one by one in a reason
 
@@ -25,14 +32,16 @@ def tell(
     spends: Mapping[str, float],
     chain: Sequence[int],
     complete: bool,
+    deferred: Sequence[DeferredCall] = (),
 ) -> str:
     """Groups with their calls, and under each call what it waits for; then what is refused, then the limits."""
-    size = len(calls) + len(refused)
+    size = len(calls) + len(refused) + len(deferred)
     if not size:
         return "No calls: nothing would run."
-    lines = [headline(calls, len(groups), len(refused), chain)]
+    lines = [headline(calls, len(groups), len(refused), chain, len(deferred))]
     width = len(str(size - 1))
-    widest = max(len(name) for name in [call.tool for call in calls] + [one.tool for one in refused])
+    names = [call.tool for call in calls] + [one.tool for one in refused] + [one.tool for one in deferred]
+    widest = max(len(name) for name in names)
     by_index = {call.index: call for call in calls}
     reasons = waits(edges)
     for number, group in enumerate(groups, 1):
@@ -40,15 +49,21 @@ def tell(
         lines += ["", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}"]
         for index in group:
             call = by_index[index]
-            asks = ("needs approval",) if call.approval else ()
+            asks = [*["needs approval"] * call.approval, *["deferred when busy"] * call.defers]
             told = printable(", ".join((*call.touches, *pools(call), *asks))) or INDEPENDENT
             lines.append(f"  {index:>{width}}  {call.tool:<{widest}}  {told}")
+            if call.behind:
+                which = (
+                    f"call {listed(call.behind)} is" if len(call.behind) == 1 else f"calls {listed(call.behind)} are"
+                )
+                lines.append(f"  {'':{width}}    deferred too if {which}")
             if call.told:
                 lines.append(f"  {'':{width}}    {call.told}")
             lines += [f"  {'':{width}}    waits for {printable(reason)}" for _, reason in reasons.get(index, ())]
-    if refused:
-        lines += ["", f"refused: {counted(len(refused))}"]
-        for one in refused:
+    others: Sequence[tuple[str, Sequence[RefusedCall | DeferredCall]]] = (("refused", refused), ("deferred", deferred))
+    for what, rest in others:
+        lines += ["", f"{what}: {counted(len(rest))}"] if rest else []
+        for one in rest:
             told = printable(" ".join(one.message.split()))
             lines.append(f"  {one.index:>{width}}  {one.tool:<{widest}}  {one.code}: {told}")
     if limits:
@@ -63,6 +78,8 @@ def tell(
         lines.append(f"would spend: {', '.join(f'{amount:,g} {unit}' for unit, amount in spends.items())}")
     if not complete:
         lines += ["", "There are more reasons to wait than are listed here; the groups take all of them into account."]
+    if deferred or any(call.defers for call in calls):
+        lines += ["", *DEFERRED]
     if len(groups) > 1:
         lines += [
             "",
@@ -73,7 +90,7 @@ def tell(
     return "\n".join(lines)
 
 
-def headline(calls: Sequence[PlannedCall], groups: int, refused: int, chain: Sequence[int]) -> str:
+def headline(calls: Sequence[PlannedCall], groups: int, refused: int, chain: Sequence[int], deferred: int = 0) -> str:
     """The whole in one line."""
     parts = []
     running = sum(call.shared_with is None for call in calls)
@@ -86,6 +103,8 @@ def headline(calls: Sequence[PlannedCall], groups: int, refused: int, chain: Seq
         parts.append(f"{counted(len(calls) - running)} would be answered by the run of another")
     if refused:
         parts.append(f"{counted(refused)} would be refused")
+    if deferred:
+        parts.append(f"{counted(deferred)} would be deferred")
     return ", ".join(parts) + "."
 
 
@@ -114,12 +133,13 @@ def waits(edges: Iterable[Edge], *, details: bool = True) -> dict[int, list[tupl
             edge.before
         )
     return {
-        after: [(kind, f"{_listed(before)}: {reason}") for (kind, reason), before in reasons.items()]
+        after: [(kind, f"{listed(before)}: {reason}") for (kind, reason), before in reasons.items()]
         for after, reasons in gathered.items()
     }
 
 
-def _listed(numbers: list[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
+    """`1, 2, 3 and 4 more`."""
     if len(numbers) <= _NAMED:
         return ", ".join(map(str, numbers))
     return f"{', '.join(map(str, numbers[: _NAMED - 1]))} and {len(numbers) - _NAMED + 1} more"
