@@ -480,8 +480,8 @@ def test_rules_are_looked_at_when_they_are_declared() -> None:
 
 
 def test_r126_changed_arguments_are_another_call(stage: Stage) -> None:
-    """R-126, S4: arguments that are changed in place after they were approved do not run: a declared function that keeps
-    them reaches only a copy, and what the last one to look changes is another call.
+    """R-126, S4: arguments that are changed in place after they were approved do not run: a declared function that has
+    kept them reaches only a copy, and what the last one to look changes is another call.
     """
     tower = stage.tower()
     kept: list[Any] = []
@@ -1289,7 +1289,7 @@ def test_s14_a_state_that_cannot_be_trusted_runs_nothing(stage: Stage, wrong: st
         if wrong == "tampered":
             state = state.replace("cleanup", "diag")
         elif wrong == "version":
-            state = state.replace('"towerman_state": 2', '"towerman_state": 7')
+            state = state.replace('"towerman_state": 1', '"towerman_state": 7')
         elif wrong == "unknown":
             decisions["apr_x"] = Approved()
         async with second.run(tenant="other" if wrong == "tenant" else "acme") as run:

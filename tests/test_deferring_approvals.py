@@ -6,15 +6,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import os
+import re
+import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from test_deferring import play, told
-from test_journal_store import Wall, rows
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from test_deferring import CANARY, play, told
+from test_journal_store import OK, Wall, dead, deferred, rows
 
 from towerman import (
     ApprovalRequest,
@@ -23,12 +33,17 @@ from towerman import (
     Denied,
     Event,
     Journal,
+    JournalUnavailable,
+    PolicyError,
     Tower,
     Worker,
     WorkerReport,
     read_result,
 )  # fmt: skip
-from towerman.records import Approval, Deferred, Unsettled
+from towerman.cli import main as command
+from towerman.clock import wall_time
+from towerman.records import Approval, Deferred, Intent, NotCleared, Unsettled
+from towerman.runner import worker as worker_room
 
 Answer = Approved | Denied | None
 
@@ -652,3 +667,502 @@ def test_it_is_told_that_a_call_waits_for_a_person(tmp_path: Path) -> None:
         await till.tower.aclose()
 
     play(main)
+
+
+def test_people_follow_it_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R-127: `towerman worker --once` says what it leaves open and how to decide it; approvals, status and result name
+    the call by its handle; approved there, the next worker runs it.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "till_tools.py").write_text(
+        "from towerman import Tower\n"
+        "tower = Tower(journal='j.db')\n"
+        "@tower.tool(writes='account:{account}', idempotent=False, requires_approval=True)\n"
+        "async def pay(account: str) -> str:\n"
+        "    return 'paid'\n"
+    )
+    monkeypatch.delitem(sys.modules, "till_tools", raising=False)
+    calls = [{"tool": "pay", "arguments": {"account": name}} for name in ("a", "a", CANARY)]
+    (tmp_path / "calls.json").write_text(json.dumps(calls))
+    tools = ("--tools", "till_tools.py:tower")
+
+    def say(*words: str) -> tuple[int, str, str]:
+        code = command([*words])
+        seen = capsys.readouterr()
+        return code, seen.out, seen.err
+
+    assert say("submit", "calls.json", *tools)[0] == 0
+    code, out, _ = say("worker", *tools, "--once")
+    lines = out.splitlines()
+    assert code == 0 and lines[0] == "0 done, 0 failed, 2 returned, 0 unknown, 0 lost"
+    assert lines[1] == "left open: 2 wait for a person's approval, 1 wait for these, for another worker or for later"
+    said = [
+        re.fullmatch(r"(later-\w+) \(pay\) waits: towerman approvals approve (apr_\w+)", line) for line in lines[2:]
+    ]
+    assert len(said) == 2 and None not in said
+    handle, name = said[0].groups()  # type: ignore[union-attr]  # looked at just now
+    code, out, _ = say("worker", *tools, "--once", "--json")
+    assert json.loads(out)["left"] == 3 and json.loads(out)["waiting_for_approval"] == 2
+    assert handle in say("approvals", "list", "--journal", "j.db")[1]
+    listed = json.loads(say("approvals", "list", "--journal", "j.db", "--json")[1])["approvals"]
+    assert {one["handle"] for one in listed} == {one.group(1) for one in said if one is not None}
+    assert f"it waits for a person's approval ({name})" in say("status", handle, "--journal", "j.db")[1]
+    told_ = json.loads(say("status", handle, "--journal", "j.db", "--json")[1])
+    assert (told_["approval"], told_["waits_for_approval"], told_["state"]) == (name, True, "queued")
+    code, out, err = say("result", handle, "--journal", "j.db")
+    assert code == 1 and out == "" and f"it waits for a person's approval ({name})" in err
+    assert say("approvals", "approve", name, "--by", "ann", "--journal", "j.db")[0] == 0
+    assert say("approvals", "approve", name, "--journal", "j.db")[0] == 0  # heard once more, nothing changes
+    assert say("approvals", "deny", name, "--journal", "j.db")[0] == 2
+    assert say("approvals", "approve", "apr_\udcff", "--journal", "j.db")[0] == 2
+    code, out, _ = say("worker", *tools, "--once")
+    assert out.splitlines()[:2] == [f"{handle} done", "1 done, 0 failed, 1 returned, 0 unknown, 0 lost"]
+    assert say("result", handle, "--journal", "j.db") == (0, "paid\n", "")
+    everything = "".join(map(str, [say("status", "--journal", "j.db"), say("approvals", "list", "--journal", "j.db")]))
+    assert CANARY not in everything
+    assert CANARY in say("approvals", "list", "--journal", "j.db", "--arguments")[1]
+
+
+# ==================================================================== breaking it
+
+
+def test_g8_nothing_of_a_deferred_approval_leaves_by_a_side_door(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G8: the model's arguments, those that a person gave and the reason of a no are in the table of arguments, in the
+    decision (the reason) and in the call's own answer, and nowhere else: no log, event, repr, message, other table.
+    """
+    secret = "zqxjkvbpwm"
+
+    async def main() -> None:
+        path = tmp_path / "j.db"
+        till = Till(path)
+        caplog.set_level(logging.DEBUG)
+        edited = Approved({"account": secret, "amount": 7})
+        done = await till.defer(pay(account=secret), answer=edited)
+        waits, denied = await till.submit(pay(account=f"{secret}2"), pay(account=f"{secret}3"))
+        report = await till.work()
+        assert (report.done, report.waiting) == (1, 2) and till.did == [f"pay {secret} 7"]
+        name = till.question(waits).approval_id
+        brought = json.dumps({"account": f"{secret}2", "amount": 8}).encode()
+        till.journal.decide(name, True, arguments=brought).result()
+        till.journal.decide(till.question(denied).approval_id, False, reason="no").result()
+        told_ = [repr(till.row(one)) for one in (done[0].handle, waits, denied)]
+        told_ += [repr(till.question(one)) for one in (done[0].handle, waits, denied)]
+        with pytest.raises(Unsettled) as no:
+            till.journal.decide(name, True, arguments=b'{"account":"zqxjkvbpwm"}').result()
+        told_.append(str(no.value) + repr(done) + done[0].message + done[0].content)
+        for table in ("deferred", "calls", "approvals", "blobs", "facts", "owners"):
+            told_ += [repr(row) for row in rows(path, f"SELECT * FROM {table}")]
+        await till.work()
+        till.tower.flush()
+        told_ += [repr(event) + str(event) for event in till.events]
+        told_.append(caplog.text + repr(till.tower.statistics()))
+        for table in ("deferred", "calls", "approvals", "blobs", "facts", "owners", "arguments"):
+            told_ += [repr(row) for row in rows(path, f"SELECT * FROM {table}")]
+        assert [one for one in told_ if secret in one] == []
+        await till.tower.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"account":1}', b'{"account":"a","amount":"x","zqx":1}', b"[" * 100_000],
+    ids=range(8),
+)
+def test_rubbish_that_a_person_gives_runs_nothing(tmp_path: Path, arguments: bytes) -> None:
+    """Arguments that are none, or not those of the tool, are the call's refusal; nothing runs and nobody breaks."""
+
+    async def main() -> None:
+        till = Till(tmp_path / "j.db")
+        [one] = await till.submit(pay())
+        await till.work()
+        till.journal.decide(till.question(one).approval_id, True, arguments=arguments).result()
+        report = await till.work()
+        assert (report.failed, report.left, till.did) == (1, 0, [])
+        assert "invalid_arguments" in till.answer(one)
+        await till.tower.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"approved": 1}, {"approved": "yes"}, {"approved": None}, {"by": 5}, {"reason": b"x"}, {"expires_at": "soon"},
+        {"expires_at": float("nan")}, {"expires_at": float("inf")}, {"digest": "x"}, {"arguments": {"a": 1}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_decision_that_is_none_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    """What is no decision decides nothing, and says what it should be."""
+    with Journal(tmp_path / "j.db") as journal:
+        journal.ask_approval(Approval("apr_1", "run", "pay", b"d", 4e9)).result()
+        with pytest.raises(PolicyError, match="journal: decide"):
+            journal.decide("apr_1", **{"approved": True, **given})
+        found = journal.approval("apr_1").result()
+        assert found is not None and found.state == "pending"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 10_000, "apr_\udcff", "a\0b", "apr_'; DROP TABLE approvals", None, 5, b"a"])
+def test_names_that_nobody_has_name_nothing(tmp_path: Path, name: Any) -> None:
+    """Anything may be asked for as an approval: there is none of that name."""
+    with Journal(tmp_path / "j.db") as journal:
+        assert journal.approval(name).result() is None
+        with pytest.raises(Unsettled, match="no such approval"):
+            journal.decide(name, True).result()
+        assert journal.claim_approval(name, b"d").result() == ("missing", None)
+
+
+def test_words_that_cannot_be_written_are_written_as_well_as_they_can(tmp_path: Path) -> None:
+    """A name or a reason from a shell may hold bytes that are no text: the decision counts all the same."""
+    with Journal(tmp_path / "j.db") as journal:
+        journal.ask_approval(Approval("apr_1", "run", "pay", b"d", 4e9)).result()
+        found = journal.decide("apr_1", False, by="ann\udcff", reason="no\udcff" * 1000).result()
+        assert found.state == "denied" and found.decided_by == "ann?" and len(found.reason or "") <= 500
+
+
+def test_a_journal_without_arguments_takes_no_edited_decision(tmp_path: Path) -> None:
+    """A yes with other arguments is not made a plain yes where the journal stores none."""
+    with Journal(tmp_path / "j.db", arguments=False) as journal:
+        journal.ask_approval(Approval("apr_1", "run", "pay", b"d", 4e9)).result()
+        with pytest.raises(PolicyError, match="stores no arguments"):
+            journal.decide("apr_1", True, arguments=b"{}")
+        found = journal.approval("apr_1").result()
+        assert found is not None and found.state == "pending"
+
+
+def test_s4_another_yes_with_other_arguments_is_another_decision(tmp_path: Path) -> None:
+    """S4: the first decision counts, also of two that say yes to different things."""
+    with Journal(tmp_path / "j.db") as journal:
+        for name, first, second in (("a", b"1", b"2"), ("b", None, b"2"), ("c", b"1", None)):
+            journal.ask_approval(Approval(name, "run", "pay", b"d", 4e9), b"0").result()
+            journal.decide(name, True, arguments=first).result()
+            if second is None:  # it changes nothing, and says less
+                assert journal.decide(name, True, arguments=second).result().edited
+            else:
+                with pytest.raises(Unsettled, match="approved"):
+                    journal.decide(name, True, arguments=second).result()
+            assert journal.decide(name, True, arguments=first).result().state == "approved"
+
+
+@pytest.mark.parametrize("step", [-86_400.0, 86_400.0])
+def test_steps_of_the_clock_let_nothing_run_too_late(
+    tmp_path: Path, step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: a calendar that is set forward ends an approval early; one that is set back makes none hold for longer than
+    a new one would, as far as one process can tell.
+    """
+
+    async def main() -> None:
+        stepped = 0.0
+
+        def wall() -> float:
+            return wall_time() + stepped
+
+        monkeypatch.setattr(worker_room, "wall_time", wall)
+        till = Till(Journal(tmp_path / "j.db", _wall=wall), approval_lifetime=0.5)
+        till.tower._core.wall = wall
+        [one] = await till.defer(pay(), answer=Approved())
+        stepped = step
+        async with till.busy():
+            worker = Worker(till.tower, poll=0.01, patience=0.05)
+            working = asyncio.create_task(worker.run())
+            while till.row(one.handle).state != "done":
+                await asyncio.sleep(0.01)
+            worker.stop()
+            await working
+        assert till.did == [] and "approval_expired" in till.answer(one.handle)
+        await till.tower.aclose()
+
+    play(main)
+
+
+def test_an_approval_that_ended_since_its_worker_died_says_what_is_not_known(tmp_path: Path) -> None:
+    """G10: a harmless call whose worker died over it and whose approval has ended since: it does not run again, and it
+    is not told that nothing took effect.
+    """
+
+    async def main() -> None:
+        path, wall = tmp_path / "j.db", Wall()
+        till = Till(Journal(path, _wall=wall))
+        till.tower._core.wall = wall
+
+        @till.tower.tool(independent=True, idempotent=True, pools=["crm"], when_busy="defer", requires_approval=True)
+        async def put(n: int) -> int:
+            till.did.append(f"put {n}")
+            return n
+
+        [one] = await till.defer(Call("put", {"n": 1}), answer=Approved())
+        with Journal(path, _wall=wall) as other:
+            [(row, _)] = other.claim_next().result()
+            assert row.asked is not None
+            intent = Intent(
+                b"t" * 16, row.key, row.digest, "put", "run", 1, 0, harmless=True, claim=row.claim, approval=row.asked
+            )
+            assert other.begin(intent).result()[0] == "run"
+        dead(path)
+        wall.now += 7200
+        await till.work()
+        assert till.did == []
+        answer = till.answer(one.handle)
+        assert "approval_expired" in answer and "had begun before" in answer
+        found = till.journal.deferred(one.handle).result()
+        assert found is not None and found[1] is not None and found[1].applied == "unknown"
+        await till.tower.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize("wrong", ["missing", "other id", "denied", "expired", "changed", "taken", "other", "pending"])
+def test_s4_the_step_that_writes_the_intent_looks_at_the_approval(tmp_path: Path, wrong: str) -> None:
+    """S4: whatever a worker believes, the step in which it begins a call uses the approval, or begins nothing."""
+    wall, path = Wall(), tmp_path / "j.db"
+    asked = Approval("apr_1", "run", "pay", b"d", wall.now + 60, state="approved")
+    with Journal(path, _wall=wall) as journal:
+        if wrong == "denied":
+            asked = replace(asked, state="denied")
+        elif wrong == "pending":
+            asked = replace(asked, state="pending")
+        journal.enqueue(deferred("h"), b"[{},null]", asked=asked).result()
+        [(row, _)] = journal.claim_next().result()
+        given: Approval | None = replace(asked, state="approved")
+        edited, why = None, wrong
+        assert given is not None
+        if wrong == "missing":
+            given = None
+        elif wrong == "other id":
+            given, why = replace(given, approval_id="apr_2"), "missing"
+        elif wrong == "expired":
+            wall.now += 61
+        elif wrong == "changed":
+            given = replace(given, digest=b"e")
+        elif wrong == "taken":
+            assert journal.claim_approval("apr_1", b"d").result()[0] == "claimed"
+        elif wrong == "other":
+            given, edited = replace(given, edited=True), b"{}"
+        elif wrong == "pending":
+            wall.now += 61
+            why = "expired"
+        intent = Intent(b"t" * 16, row.key, None, "pay", "run", 1, 0, claim=row.claim, approval=given, edited=edited)
+        with pytest.raises(NotCleared) as told_:
+            journal.begin(intent).result()
+        assert told_.value.why == why
+        assert journal.calls().result() == []
+        if wrong not in ("taken",):
+            found = journal.approval("apr_1").result()
+            assert found is not None and found.claimed_at is None
+
+
+def test_what_waits_is_not_pruned(tmp_path: Path) -> None:
+    """The approval of a call that is not over stays, however old it is; with the call it may go."""
+    wall, path = Wall(), tmp_path / "j.db"
+    with Journal(path, _wall=wall) as journal:
+        asked = Approval("apr_1", "run", "pay", b"d", wall.now + 60)
+        journal.enqueue(deferred("h"), b"[{},null]", asked=asked).result()
+        wall.now += 1000
+        assert journal.prune(10).approvals == 0
+        [(row, _)] = journal.claim_next(asks=False).result()
+        assert row.claim is not None
+        journal.finish_deferred(row.claim, OK).result()
+        wall.now += 1000
+        pruned = journal.prune(10)
+        assert (pruned.approvals, pruned.deferred) == (1, 1)
+
+
+def test_a_journal_that_is_gone_starts_nothing_that_was_approved(tmp_path: Path) -> None:
+    """S14: an approval cannot be used where the journal cannot be written: not even a read begins."""
+
+    async def main() -> None:
+        till = Till(tmp_path / "j.db")
+        [one] = await till.defer(Call("peek", {"account": "a"}), answer=Approved())
+        begin = till.journal.begin_all
+        look_up = till.journal.look_up
+
+        def broken(*_: Any) -> Any:
+            future: Future[Any] = Future()
+            future.set_exception(JournalUnavailable("full", "full"))
+            return future
+
+        worker = Worker(till.tower, poll=0.01)
+        for name in ("begin_all", "look_up"):
+            setattr(till.journal, name, broken)
+            working = asyncio.create_task(worker.run())
+            before = worker.report().returned
+            while worker.report().returned == before:
+                await asyncio.sleep(0.01)
+            worker.stop()
+            await working
+            assert till.did == []
+            till.journal.begin_all, till.journal.look_up = begin, look_up  # type: ignore[method-assign]  # back to it
+        assert (await till.work()).done == 1 and till.did == ["peek a"]
+        assert till.row(one.handle).outcome == "ok"
+        await till.tower.aclose()
+
+    play(main)
+
+
+class Inbox(RuleBasedStateMachine):
+    """Deferred calls that are asked for, decided, taken, begun, given back, ended, cancelled, in any order, by workers
+    that die: compared with a plain list.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.wall = Wall()
+        self.path = Path(self.folder.name) / "j.db"
+        self.journal = Journal(self.path, _wall=self.wall)
+        self.number = 0
+        self.held: dict[str, bytes] = {}
+        self.word: dict[str, str] = {}
+        self.until: dict[str, float] = {}
+        self.begun: dict[str, int] = {}
+        self.over: set[str] = set()
+
+    def teardown(self) -> None:
+        self.journal.close()
+        self.folder.cleanup()
+
+    @rule(word=st.sampled_from(["none", "pending", "approved"]), life=st.integers(5, 50))
+    def put_in(self, word: str, life: int) -> None:
+        self.number += 1
+        handle = f"h{self.number}"
+        asked = None
+        if word != "none":
+            state: Any = word
+            asked = Approval(f"apr_{handle}", "run", "pay", b"d", self.wall.now + life, state=state)
+            self.until[handle] = self.wall.now + life
+        self.word[handle] = word
+        one = replace(deferred(handle), key=handle.encode())
+        self.journal.enqueue(one, b"[{},null]", asked=asked).result()
+
+    def open_ones(self) -> list[str]:
+        return [handle for handle in self.word if handle not in self.over]
+
+    @rule(data=st.data(), yes=st.booleans())
+    def decide(self, data: st.DataObject, yes: bool) -> None:
+        asked = [handle for handle, word in self.word.items() if word != "none"]
+        if not asked:
+            return
+        handle = data.draw(st.sampled_from(asked))
+        known, wanted = self.word[handle], "approved" if yes else "denied"
+        late = self.wall.now >= self.until[handle] and handle not in self.begun
+        future = self.journal.decide(f"apr_{handle}", yes)
+        if known == "pending" and not late and handle not in self.over:
+            future.result()
+            self.word[handle] = wanted
+        elif known == wanted and not (late and wanted == "approved"):
+            future.result()
+        else:
+            with pytest.raises(Unsettled):
+                future.result()
+
+    @rule(asks=st.booleans())
+    def take(self, asks: bool) -> None:
+        for row, _ in self.journal.claim_next(limit=3, asks=asks).result():
+            handle = row.handle
+            assert handle not in self.over and handle not in self.held
+            if not asks and self.word[handle] == "pending":
+                assert self.wall.now >= self.until[handle], "a question holds no worker"
+            assert row.claim is not None
+            self.held[handle] = row.claim
+
+    @rule(data=st.data(), said=st.booleans())
+    def begin(self, data: st.DataObject, said: bool) -> None:
+        if not self.held:
+            return
+        handle = data.draw(st.sampled_from(sorted(self.held)))
+        if handle in self.begun:
+            return
+        word, until = self.word[handle], self.until.get(handle, self.wall.now + 60)
+        given = Approval(f"apr_{handle}", "run", "pay", b"d", until, state="approved")
+        intent = Intent(
+            os.urandom(16), handle.encode(), None, "pay", "run", 1, 0,
+            claim=self.held[handle], approval=given if word != "none" or said else None,
+        )  # fmt: skip
+        future = self.journal.begin(intent)
+        if word == "denied" or self.wall.now >= until:
+            with pytest.raises(NotCleared):
+                future.result()
+            return
+        assert future.result()[0] == "run"
+        self.begun[handle] = self.begun.get(handle, 0) + 1
+        assert self.begun[handle] == 1
+        if word != "none" or said:
+            self.word[handle], self.until[handle] = "approved", until
+
+    @rule(data=st.data(), ask=st.booleans())
+    def give_back(self, data: st.DataObject, ask: bool) -> None:
+        waiting = sorted(handle for handle in self.held if handle not in self.begun)
+        if not waiting:
+            return
+        handle = data.draw(st.sampled_from(waiting))
+        asked = None
+        if ask and self.word[handle] == "none":
+            asked = Approval(f"apr_{handle}", "run", "pay", b"d", self.wall.now + 20)
+            self.word[handle], self.until[handle] = "pending", self.wall.now + 20
+        assert self.journal.give_back(self.held.pop(handle), asked=asked, arguments=b"{}").result() is True
+
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        if not self.held:
+            return
+        handle = data.draw(st.sampled_from(sorted(self.held)))
+        assert self.journal.finish_deferred(self.held.pop(handle), OK).result() is True
+        self.end(handle)
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        waiting = [handle for handle in self.open_ones() if handle not in self.held and handle not in self.begun]
+        if waiting:
+            handle = data.draw(st.sampled_from(waiting))
+            assert self.journal.cancel_deferred(handle).result() == "cancelled"
+            self.end(handle)
+
+    def end(self, handle: str) -> None:
+        self.over.add(handle)
+        if handle in self.until and handle not in self.begun and self.word[handle] != "denied":
+            self.until[handle] = min(self.until[handle], self.wall.now)
+
+    @rule()
+    def the_process_dies(self) -> None:
+        self.journal.close()
+        dead(self.path)
+        self.journal = Journal(self.path, _wall=self.wall)
+        self.journal.requeue_dead().result()
+        for handle in list(self.held):
+            del self.held[handle]
+            if handle in self.begun:
+                self.over.add(handle)  # it is unknown
+
+    @rule(seconds=st.integers(1, 15))
+    def time_passes(self, seconds: int) -> None:
+        self.wall.now += seconds
+
+    @invariant()
+    def as_it_should_be(self) -> None:
+        for handle in self.word:
+            found = self.journal.deferred(handle).result()
+            assert found is not None
+            word = self.word[handle]
+            late = word != "none" and self.wall.now >= self.until[handle] and handle not in self.begun
+            expected = None if word == "none" else "expired" if late and word in ("pending", "approved") else word
+            assert found[0].asks == expected, (handle, word)
+        due = self.journal.due(asks=False).result()
+        waits = [
+            handle
+            for handle in self.open_ones()
+            if handle not in self.held and self.word[handle] == "pending" and self.wall.now < self.until[handle]
+        ]
+        assert due.waiting == len(waits)
+        stored = {row[0] for row in rows(self.path, "SELECT ref FROM arguments WHERE kind = 'approval'")}
+        assert not stored & {f"apr_{handle}" for handle in self.over - self.begun.keys()}
+
+
+TestInbox = Inbox.TestCase
+TestInbox.settings = settings(stateful_step_count=40, deadline=None)

@@ -8,6 +8,7 @@ import logging
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,6 +174,8 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "approval": False,
                 "id": None,
                 "estimate": None,
+                "defers": False,
+                "behind": [],
             }
             for i in range(2)
         ],
@@ -188,6 +191,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "id": None,
             }
         ],
+        "deferred": [],
         "limits": [
             {"name": "process", "permits": 32, "scope": "process", "enforced": True},
             {"name": "p", "permits": 1, "scope": "process", "enforced": True},
@@ -875,3 +879,83 @@ def test_r92_rates_are_explained(stage: Stage) -> None:
     assert "the rates alone keep the last call waiting for 10 s" in str(told)
     assert "waits for a rate" in told.to_svg()
     assert {name: one.started for name, one in tower.statistics().rates.items()} == {"tool:search": 0, "api": 0}
+
+
+# ==================================================================== what would be deferred
+
+
+def boxes(journal: Path) -> Tower:
+    """A tool that is deferred when its pool is busy, and one that comes behind it."""
+    tower = Tower(journal=journal, pools={"crm": 1}, max_calls_per_batch=1000)
+
+    @tower.tool(writes="box:{box}", pools=["crm"], when_busy="defer")
+    async def pack(box: str, weight: object = None) -> str:
+        return box
+
+    @tower.tool(reads="box:{box}")
+    async def look(box: str) -> str:
+        return box
+
+    return tower
+
+
+def test_r74_what_would_be_deferred_is_told(tmp_path: Path) -> None:
+    """R-74, R-140: calls that go into the durable queue when there is no room say so, what comes behind them too; what
+    this very batch leaves no room for is deferred, as when it runs, and not refused.
+    """
+    calls = [
+        Call("pack", {"box": "a"}),
+        Call("look", {"box": "a"}),
+        Call("look", {"box": "b"}),
+        Call("pack", {"box": "c"}, "x"),
+        Call("look", {"box": "d"}, "y", needs=("x",)),
+        Call("look", {"box": "d"}),
+    ]
+    tower = boxes(tmp_path / "j.db")
+    told = tower.explain(calls)
+    assert [(one.index, one.defers, one.behind) for one in told.calls] == [
+        (0, True, ()), (1, False, (0,)), (2, False, ()), (5, False, ()),
+    ]  # fmt: skip
+    assert [(one.index, one.code) for one in told.deferred] == [(3, "deferred"), (4, "held_behind")]
+    assert (told.size, told.ok, told.refused) == (6, True, ())
+    assert repr(told) == "Explanation(4 calls in 2 groups, 0 refused, 2 deferred)"
+    text = str(told)
+    assert "4 calls would run in 2 groups (critical path: 0, 1), 2 calls would be deferred." in text
+    text = " ".join(text.split())
+    assert "0 pack write box:{box}, pool crm, deferred when busy" in text
+    assert "deferred too if call 0 is" in text
+    assert "3 pack deferred: Pool crm is busy: it would run later, in a worker." in text
+    assert "4 look held_behind: It comes after call 3 (x), which would be deferred." in text
+    assert "deps, deadline, allow, deny" in text and "no order to calls of other batches" in text
+    assert [one["code"] for one in told.to_dict()["deferred"]] == ["deferred", "held_behind"]  # type: ignore[index, attr-defined]  # as it is written
+    assert "deferred" in told.to_svg()
+
+    async def main() -> list[tuple[str, str | None]]:
+        async with tower.run("r") as run:
+            done = await run.execute(calls)
+        await tower.aclose()
+        return [(one.outcome, one.code) for one in done]
+
+    assert asyncio.run(main()) == [("ok", None)] * 3 + [
+        ("pending", "deferred"),
+        ("pending", "held_behind"),
+        ("ok", None),
+    ]
+
+
+def test_what_cannot_be_written_down_is_not_told_as_deferred(tmp_path: Path) -> None:
+    """R-74: a call whose arguments are no JSON would be refused where there is no room."""
+    tower = boxes(tmp_path / "j.db")
+    told = tower.explain([Call("pack", {"box": "a"}), Call("pack", {"box": "b", "weight": {1, 2}})])
+    assert [one.index for one in told.refused] == [1] and not told.deferred
+    tower.close()
+
+
+def test_a_chain_of_deferred_calls_is_followed_through(tmp_path: Path) -> None:
+    """R-74: every call behind a deferred one goes there, however long the chain; others run."""
+    tower = boxes(tmp_path / "j.db")
+    calls = [Call("pack", {"box": box}) for _ in range(300) for box in "ab"] + [Call("look", {"box": "z"})]
+    told = tower.explain(calls)
+    assert [one.index for one in told.calls] == [*range(0, 600, 2), 600] and len(told.deferred) == 300
+    assert {one.code for one in told.deferred[1:]} == {"held_behind"}
+    tower.close()

@@ -651,6 +651,7 @@ class Core:
         foreseen: dict[int, tuple[Access, ...] | None],
     ) -> Seen:
         from towerman.explain import Seen
+        from towerman.records import packed
 
         call = batch.calls[index]
         if bound is not None:
@@ -682,6 +683,7 @@ class Core:
             merged=not gated and likeness is not None and want.of.policy.merge is not None,
             approval=gated,
             asks=asks,
+            defers=want.of.defer and packed(call.arguments, call.idempotency_key) is not None,
         )
 
     def _foreseen(

@@ -17,13 +17,24 @@ Not here: how a call is checked (work), what is wrong with the declarations (che
 """
 
 from towerman.explain.explanation import Explanation
-from towerman.explain.parts import MAX_EDGES, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall, Seen
+from towerman.explain.parts import (
+    MAX_EDGES,
+    DeferredCall,
+    Edge,
+    EdgeKind,
+    Limit,
+    PlannedCall,
+    RateInForce,
+    RefusedCall,
+    Seen,
+)
 from towerman.explain.rehearsal import explain
 from towerman.explain.telling import DRAWN
 
 __all__ = [
     "DRAWN",
     "MAX_EDGES",
+    "DeferredCall",
     "Edge",
     "EdgeKind",
     "Explanation",

@@ -8,7 +8,7 @@ from typing import Final
 
 from towerman.explain.choosing import Chosen
 from towerman.explain.layout import Box, Layout, Link, Measures, Stroke, arrange
-from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.explain.telling import (
     AT_FAULT,
     INDEPENDENT,
@@ -75,6 +75,7 @@ def draw(
     limits: Sequence[Limit] = (),
     rates: Sequence[RateInForce] = (),
     seconds: float | None = None,
+    deferred: Sequence[DeferredCall] = (),
 ) -> str:
     """The drawing, whole and well-formed; colours follow the reader's light or dark scheme.
 
@@ -89,15 +90,18 @@ def draw(
         limits: that calls take permits of.
         rates: in which they count.
         seconds: of the critical path, where that is known.
+        deferred: those that would go into the durable queue.
     """
-    title = headline(calls, len(groups), len(refused), chain, seconds) if calls or refused else "No calls."
+    some = calls or refused or deferred
+    title = headline(calls, len(groups), len(refused), chain, seconds, len(deferred)) if some else "No calls."
     what = Chosen(calls, groups, links, refused, on_path(calls, chain, seconds), members)
-    return _Picture(what, edges).done(title, [*limits_told(limits), *rates_told(rates)])
+    return _Picture(what, edges, deferred).done(title, [*limits_told(limits), *rates_told(rates)])
 
 
 class _Picture:
-    def __init__(self, what: Chosen, edges: Sequence[Edge]) -> None:
+    def __init__(self, what: Chosen, edges: Sequence[Edge], deferred: Sequence[DeferredCall]) -> None:
         self.what = what
+        self.deferred = deferred
         self.compact = len(what.drawn) > _COMPACT
         self.reasons = {} if self.compact else waits(edges, details=False)
 
@@ -141,6 +145,9 @@ class _Picture:
             body.append(short(_MARGIN, bottom, note, "soft", width - 2 * _MARGIN))
         if self.what.refused:
             below, bottom = self._refused(bottom + 34, width)
+            body += below
+        if self.deferred:
+            below, bottom = self._deferred(bottom + 34, width)
             body += below
         heads = "".join(_marker(kind) for kind in [*_LEGEND, "circle"])
         return document(width, ceil(bottom + _MARGIN), title, _ABOUT, _STYLE, _DARK, heads, body)
@@ -337,6 +344,21 @@ class _Picture:
             parts.append(text(x + (36 if kind else 0), y, words, "soft"))
             x += room + 20
         return parts, y if entries else y - 20
+
+    def _deferred(self, y: float, width: float) -> tuple[list[str], float]:
+        """Below the columns, a row for each call that would go into the durable queue; and where they end."""
+        parts = [
+            text(_MARGIN, y, "deferred", "strong"),
+            text(_MARGIN + 16 + wide("deferred"), y, counted(len(self.deferred)), "soft"),
+        ]
+        for one in self.deferred[:MAX_ROWS]:
+            y += 20
+            told = f"{one.index}  {one.tool}  {one.code}: {' '.join(one.message.split())}"
+            parts.append(short(_MARGIN, y, told, "soft", width - 2 * _MARGIN))
+        if len(self.deferred) > MAX_ROWS:
+            y += 20
+            parts.append(text(_MARGIN, y, f"and {counted(len(self.deferred) - MAX_ROWS)} more", "soft"))
+        return parts, y + 6
 
     def _refused(self, y: float, width: float) -> tuple[list[str], float]:
         """Below the columns, a row for each call that would not start, or one for all; and where they end."""

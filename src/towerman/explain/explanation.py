@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from towerman.explain.drawing import draw
-from towerman.explain.parts import Edge, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.explain.telling import Told, tell
 
 
@@ -22,6 +22,8 @@ class Explanation:
         edges: who waits for whom and why. `needs`, `resource` and `order` hold whatever the durations are; `pool` says
             whose place a call gets when all last equally long, `rate` whose start must be so long ago.
         refused: those that would not start, in emitted order.
+        deferred: those that would go into the durable queue, since calls of this very batch leave no room for them, or
+            since they come behind such a call; in emitted order.
         limits: what the calls take permits of.
         rates: rate limits in which they count. A call that a rate holds back stands in a later group; how long it waits
             is told by `rate_seconds`.
@@ -44,6 +46,7 @@ class Explanation:
     groups: tuple[tuple[int, ...], ...] = ()
     edges: tuple[Edge, ...] = ()
     refused: tuple[RefusedCall, ...] = ()
+    deferred: tuple[DeferredCall, ...] = ()
     limits: tuple[Limit, ...] = ()
     rates: tuple[RateInForce, ...] = ()
     rate_seconds: float = 0.0
@@ -58,7 +61,7 @@ class Explanation:
     @property
     def size(self) -> int:
         """Calls of the batch."""
-        return len(self.calls) + len(self.refused)
+        return len(self.calls) + len(self.refused) + len(self.deferred)
 
     @property
     def ok(self) -> bool:
@@ -81,6 +84,8 @@ class Explanation:
                     "approval": call.approval,
                     "id": call.id or None,
                     "estimate": call.estimate,
+                    "defers": call.defers,
+                    "behind": list(call.behind),
                 }
                 for call in self.calls
             ],
@@ -105,6 +110,10 @@ class Explanation:
                     "id": one.id or None,
                 }
                 for one in self.refused
+            ],
+            "deferred": [
+                {"index": one.index, "tool": one.tool, "code": one.code, "message": one.message}
+                for one in self.deferred
             ],
             "limits": [
                 {"name": one.name, "permits": one.permits, "scope": one.scope, "enforced": one.enforced}
@@ -139,6 +148,7 @@ class Explanation:
             self.limits,
             self.rates,
             self.critical_seconds,
+            self.deferred,
         )
 
     def text(self, width: int | None = 100, *, ascii_only: bool = False) -> str:
@@ -162,6 +172,7 @@ class Explanation:
             self.critical_seconds,
             self.members,
             self.complete,
+            self.deferred,
         )
         return tell(told, None if width is None else max(width, 40), ascii_only=ascii_only)
 
@@ -169,4 +180,5 @@ class Explanation:
         return self.text(None)
 
     def __repr__(self) -> str:
-        return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused)"
+        later = f", {len(self.deferred)} deferred" if self.deferred else ""
+        return f"Explanation({len(self.calls)} calls in {len(self.groups)} groups, {len(self.refused)} refused{later})"

@@ -14,6 +14,7 @@ from towerman.errors import Code
 from towerman.explain.explanation import Explanation
 from towerman.explain.parts import (
     MAX_EDGES,
+    DeferredCall,
     Edge,
     EdgeKind,
     Limit,
@@ -68,6 +69,7 @@ def explain(
     chain, lasts = _longest_chain(plan, group_of, shared, estimates)
     if needs is not None:
         links += [Edge(before, one, "needs", "needs") for one in sorted(rounds.refused) for before in needs[one]]
+    behind = _behind(calls, plan, group_of) if any(one.defers for one in calls) else {}
     planned = [
         PlannedCall(
             index,
@@ -80,6 +82,8 @@ def explain(
             one.approval,
             _id(one) if needs is not None else "",
             None if estimates is None or index in shared else estimates[index],
+            one.defers,
+            behind.get(index, ()),
         )
         for index, one in enumerate(calls)
         if index in group_of and one.wants is not None
@@ -92,6 +96,7 @@ def explain(
             replace(rounds.refused[index], id=_id(calls[index])) if needs is not None else rounds.refused[index]
             for index in sorted(rounds.refused)
         ),
+        deferred=tuple(rounds.deferred[index] for index in sorted(rounds.deferred)),
         limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
         rates=_rates([one.wants for index, one in enumerate(calls) if index in group_of]),
         rate_seconds=round(rounds.waited, 6),
@@ -120,6 +125,7 @@ class _Rounds:
     Attributes:
         groups: the calls of each, as they were granted.
         refused: by index.
+        deferred: by index, what would go into the durable queue.
         pool_edges: whose place a call gets that waited for a limit.
         shared: by index, the call whose run answers it too.
         waited: how long rates alone have kept calls waiting, in seconds.
@@ -128,7 +134,9 @@ class _Rounds:
     def __init__(self, calls: Sequence[Seen], plan: Plan, gate: Gate[int], flow: Flow[int], now: float) -> None:
         self.groups: list[list[int]] = []
         self.refused: dict[int, RefusedCall] = {}
+        self.deferred: dict[int, DeferredCall] = {}
         self.pool_edges: list[Edge] = []
+        self._held: dict[int, int] = {}  # who comes behind a deferred call, and behind which
         self.shared: dict[int, int] = {}
         self.waited = 0.0
         self._since = now
@@ -202,9 +210,30 @@ class _Rounds:
     def _refuse(self, index: int, outcome: Outcome, code: Code, message: str) -> None:
         self.refused[index] = RefusedCall(index, self._calls[index].tool, outcome, code, sealing.clean(message))
 
+    def _defer(self, index: int, code: Code, why: str) -> list[int]:
+        """A call goes into the durable queue, and with it whatever comes behind it; who is ready now."""
+        self.deferred[index] = DeferredCall(index, self._calls[index].tool, code, sealing.clean(why))
+        todo, size = [index], self._plan.size
+        seen = {index}
+        while todo:
+            for node in self._plan.nexts(todo.pop()):
+                if node not in seen and node not in self._held:
+                    seen.add(node)
+                    todo.append(node)
+                    if node < size:
+                        self._held[node] = index
+        return self._follow(index, ok=True)
+
     def _offers(self, ready: Iterable[int]) -> list[Offer[int]]:
         offers: list[Offer[int]] = []
-        for index in ready:
+        todo = deque(ready)
+        while todo:
+            index = todo.popleft()
+            if index in self._held:
+                first = self._held[index]
+                why = f"It comes after call {first}{sealing.named(self._calls[first].call)}, which would be deferred."
+                todo.extend(self._defer(index, "held_behind", why))
+                continue
             wants = self._calls[index].wants
             assert wants is not None, "a refused call is never ready"
             self._ready[index] = wants
@@ -231,6 +260,11 @@ class _Rounds:
             else:
                 code, blocker = entry.rejection.code, entry.rejection.blocker
                 never = code == "concurrency_limit" and self._gate.ledger.hopeless(entry.wants) is not None
+                if self._calls[index].defers and code in sealing.DEFERRED_FOR and not never:
+                    told = sealing.DEFERRED_FOR[code].format(blocker=blocker or "its turn")
+                    told = f"{told[:1].upper()}{told[1:]}: it would run later, in a worker."
+                    self._offer(self._defer(index, "deferred", told), freed_by)
+                    continue
                 left = entry.rejection.retry_after
                 message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
                 self._refuse(index, "rejected", code, message)
@@ -283,6 +317,22 @@ def _hard_edges(
         yield Edge(before, after, *_reason(held[before], earlier, later))
 
 
+def _behind(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """For each call the nearest ones before it that would go into the durable queue: it would go there behind them."""
+    befores: dict[int, list[int]] = {}
+    for before, after, _ in islice(plan.edges(), MAX_EDGES + 1):
+        if before in runs and after in runs:
+            befores.setdefault(after, []).append(before)
+    found: dict[int, tuple[int, ...]] = {}
+    for index in sorted(befores, key=lambda one: (runs[one], one)):  # whoever comes before it starts earlier
+        nearest: dict[int, None] = {}
+        for before in befores[index]:
+            nearest.update(dict.fromkeys((before,) if calls[before].defers else found.get(before, ())))
+        if nearest:
+            found[index] = tuple(sorted(nearest))
+    return found
+
+
 def _reason(held: Mapping[str, int], earlier: Wants[Lot[int]], later: Wants[Lot[int]]) -> tuple[EdgeKind, str, str]:
     """What two calls conflict on: a resource, told by what was declared, or else the order of tools that have none."""
     order = ""
@@ -312,7 +362,7 @@ def _links(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int], shared: M
     size = plan.size
     into: dict[int, list[int]] = {}  # the calls before each junction
     links: list[Edge] = []
-    behind = _behind(plan)
+    behind = _followers(plan)
     for index in range(size):
         if index not in runs:
             continue
@@ -333,7 +383,7 @@ def _links(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int], shared: M
     return links
 
 
-def _behind(plan: Plan) -> list[list[int]]:
+def _followers(plan: Plan) -> list[list[int]]:
     """For each node of the plan those that follow it in order; those that need its result are left out."""
     needing = [0] * (plan.size + plan.junction_count)
     for index in range(plan.size):
@@ -367,7 +417,7 @@ def _longest_chain(
             waits[index] += plan.needed(index)
         if index in shared:
             waits[index].append(shared[index])
-    for node, behind in enumerate(_behind(plan)):
+    for node, behind in enumerate(_followers(plan)):
         for after in behind:
             waits[after].append(node)
     for node, befores in enumerate(waits):

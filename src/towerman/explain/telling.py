@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from towerman.explain.parts import Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import DeferredCall, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.timeline import columns, fit, printable
 
 INDEPENDENT: Final = "independent"
@@ -21,6 +21,12 @@ AT_FAULT: Final[Mapping[str, str]] = {
 
 MAX_TOLD: Final = 400
 """Most calls that the text lists, and most that it lists as refused."""
+
+DEFERRED: Final = (
+    "A call that is deferred runs later, in a worker, behind those of its batch that it comes behind. The queue does "
+    "not keep its run's deps, deadline, allow, deny and own budget, and no order to calls of other batches."
+)
+"""What is told where calls may go into the durable queue: what does not go there with them."""
 
 _NAMED: Final = 4  # calls that are listed one by one in a reason
 _LEAST: Final = 24  # columns for the words behind a tool's name
@@ -79,6 +85,7 @@ class Told:
     seconds: float | None
     members: Sequence[int]
     complete: bool
+    deferred: Sequence[DeferredCall] = ()
 
 
 def tell(told: Told, width: int | None = 100, *, ascii_only: bool = False) -> str:
@@ -89,7 +96,7 @@ def tell(told: Told, width: int | None = 100, *, ascii_only: bool = False) -> st
         width: columns; None: lines are as long as they are.
         ascii_only: use no character beyond ASCII.
     """
-    if not told.calls and not told.refused:
+    if not (told.calls or told.refused or told.deferred):
         return "No calls: nothing would run."
     return _Text(told, width, ascii_only).done()
 
@@ -101,9 +108,9 @@ class _Text:
         self.ascii_only = ascii_only
         self.used: set[str] = set()
         self.lines: list[str] = []
-        everyone: list[PlannedCall | RefusedCall] = [*told.calls, *told.refused]
+        everyone: list[PlannedCall | RefusedCall | DeferredCall] = [*told.calls, *told.refused, *told.deferred]
         self.number = len(str(max(one.index for one in everyone)))
-        self.id = min(_ID, max(columns(self.safe(one.id)) for one in everyone))
+        self.id = min(_ID, max(0 if isinstance(one, DeferredCall) else columns(self.safe(one.id)) for one in everyone))
         room = 28 if width is None else max(8, min(40, width // 3))
         tools = max(columns(self.safe(one.tool)) for one in everyone)
         self.tool = tools if width is None else min(tools, room)
@@ -141,9 +148,11 @@ class _Text:
 
     def done(self) -> str:
         told = self.told
-        self.add("", headline(told.calls, len(told.groups), len(told.refused), told.chain, told.seconds))
+        heads = len(told.groups), len(told.refused), told.chain, told.seconds, len(told.deferred)
+        self.add("", headline(told.calls, *heads))
         self.groups()
         self.refusals()
+        self.deferrals()
         self.lasting()
         legend = [f"{_SIGNS[name][self.ascii_only]} {words}" for name, words in _MEANS.items() if name in self.used]
         if legend:
@@ -155,6 +164,9 @@ class _Text:
             self.add(
                 "", "There are more reasons to wait than are listed here; the groups take all of them into account."
             )
+        if told.deferred or any(call.defers for call in told.calls):
+            self.lines.append("")
+            self.add("", DEFERRED)
         if len(told.groups) > 1:
             self.lines.append("")
             self.width = min(self.width or _NOTE_WIDTH, _NOTE_WIDTH)
@@ -189,13 +201,20 @@ class _Text:
             self.add(f"{corner} ", f"group {number}: {counted(len(group))}{' at once' if runs > 1 else ''}")
             for index in group[:room]:
                 call = by_index[index]
-                asks = ("needs approval",) if call.approval else ()
+                asks = (*["needs approval"] * call.approval, *["deferred when busy"] * call.defers)
                 lasts = () if call.estimate is None else (about(call.estimate),)
                 words = ", ".join((*call.touches, *pools(call), *asks, *lasts))
                 if not (call.touches or pools(call)):
                     words = ", ".join((INDEPENDENT, *asks, *lasts))
                 mark = self.sign("path") if index in self.path else " "
                 self.row(mark, side, index, call.id, call.tool, words)
+                if call.behind:
+                    which = (
+                        f"call {listed(call.behind)} is"
+                        if len(call.behind) == 1
+                        else f"calls {listed(call.behind)} are"
+                    )
+                    self.add(f"{side}  {'':{self.number}}  ", f"deferred too if {which}")
                 if call.told:
                     self.add(f"{side}  {'':{self.number}}  ", call.told)
                 for kind, reason in reasons.get(index, ()):
@@ -231,6 +250,16 @@ class _Text:
         if len(told.refused) > MAX_TOLD:
             self.lines.append(f"  and {counted(len(told.refused) - MAX_TOLD)} more")
 
+    def deferrals(self) -> None:
+        told = self.told
+        if not told.deferred:
+            return
+        self.lines += ["", f"deferred: {counted(len(told.deferred))}"]
+        for one in told.deferred[:MAX_TOLD]:
+            self.row(" ", "", one.index, "", one.tool, f"{one.code}: {' '.join(one.message.split())}")
+        if len(told.deferred) > MAX_TOLD:
+            self.lines.append(f"  and {counted(len(told.deferred) - MAX_TOLD)} more")
+
     def lasting(self) -> None:
         told = self.told
         lines = [*limits_told(told.limits), *rates_told(told.rates)]
@@ -245,7 +274,12 @@ class _Text:
 
 
 def headline(
-    calls: Sequence[PlannedCall], groups: int, refused: int, chain: Sequence[int], seconds: float | None = None
+    calls: Sequence[PlannedCall],
+    groups: int,
+    refused: int,
+    chain: Sequence[int],
+    seconds: float | None = None,
+    deferred: int = 0,
 ) -> str:
     """The whole in one line."""
     parts = []
@@ -260,6 +294,8 @@ def headline(
         parts.append(f"{counted(len(calls) - running)} would be answered by the run of another")
     if refused:
         parts.append(f"{counted(refused)} would be refused")
+    if deferred:
+        parts.append(f"{counted(deferred)} would be deferred")
     return ", ".join(parts) + "."
 
 
