@@ -566,6 +566,7 @@ class Tower(Declaring):
 
         Args:
             calls: as `execute` takes them.
+            plan: as `execute` takes it.
             format: the form they have; None: found out.
             batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
