@@ -480,7 +480,7 @@ def test_rules_are_looked_at_when_they_are_declared() -> None:
 
 
 def test_r126_changed_arguments_are_another_call(stage: Stage) -> None:
-    """R-126, S4: arguments that are changed in place after they were approved do not run: a declared function that keeps
+    """R-126, S4: arguments changed in place after they were approved do not run: a declared function that keeps
     them reaches only a copy, and what the last one to look changes is another call.
     """
     tower = stage.tower()

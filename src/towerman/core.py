@@ -269,6 +269,7 @@ class Core:
         self.journal_key = None
         self.flights.clear()
         self.joined.clear()
+        self.paused.clear()  # their pauses were in the other gate
         self.asking = 0
         self._digest_key = None
         self.purse.reset()
