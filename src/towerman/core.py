@@ -268,7 +268,6 @@ class Core:
         self.workers = Workers("towerman-worker")
         self.made_processes = None
         self.strays.clear()
-        self.paused.clear()  # what counts in the new gate is made anew, and without a rate nothing is
         self.when_alone.clear()
         self.watching = not isinstance(self.clock, RealClock)
         self.orphans = 0
@@ -277,6 +276,7 @@ class Core:
         self.journal_key = None
         self.flights.clear()
         self.joined.clear()
+        self.paused.clear()  # their pauses were in the other gate
         self.asking = 0
         self._digest_key = None
         self.purse.reset()

@@ -63,7 +63,6 @@ class Limits:
         self._fuses: list[tuple[Fuse, tuple[int, int, int, int]]] = []
         self._idle: dict[str, None] = {}  # accounts of tenants without a run, in a ring
         self._stale_timed: dict[str, None] = {}  # of rates and breakers that nobody can use any more, in a ring
-        core.pause = self.pause
 
     def _set_timed(
         self, key: str, name: str, rate: Rate | None, breaker: Breaker | None, *, scope: str = "process"
