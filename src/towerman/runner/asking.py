@@ -166,8 +166,9 @@ class Asking(Offering):
             if self._is_claimed(work, index) and not self._holds(work, index, approval, now):
                 continue
             if approval.settled:
-                self._refuse(work, index, "approval_missing", sealing.USED)
-                self._settle(work, index, False)
+                if not self._told_before(work, index, approval):
+                    self._refuse(work, index, "approval_missing", sealing.USED)
+                    self._settle(work, index, False)
             elif approval.used:
                 continue
             elif approval.state == "denied":
@@ -176,6 +177,18 @@ class Asking(Offering):
                 self._too_late(work, index, approval, sealing.OVER)
             elif approval.cleared and approval.expires < self._timer_at:
                 self._arm(approval.expires)
+
+    def _told_before(self, work: Work, index: int, approval: Approval) -> bool:
+        """Somebody else has gone on with this batch meanwhile, and a call has its result from that: it is the same.
+        False: the result is not kept any more.
+        """
+        result = approval.result
+        if result is None:
+            return False
+        self._share_back(work, index)
+        work.keywords[index] = work.wants[index] = None
+        work.place(index, result)
+        return True
 
     def _is_cleared_there(self, work: Work, index: int) -> bool:
         """Is the approval of this call used in the journal, in the step in which its intent is written?"""
