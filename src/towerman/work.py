@@ -819,7 +819,7 @@ class Work:
             return self.values[index]
         result = self.results[index]
         if result is not None and result.replayed:
-            raise UnresolvedReference(Reference(index), "only a part of what it came to was kept")
+            raise UnresolvedReference(Reference(index), "what it came to was not kept whole")
         return None if result is None else result.value
 
     def owner(self, index: int) -> Owner:

@@ -276,18 +276,11 @@ class Filing(Ending):
 
     @staticmethod
     def _restore(work: Work, index: int, answer: Answer) -> None:
-        """What a step came to, for those that refer to it."""
-        if answer.value is None:
-            if answer.original_bytes > len(answer.content.encode("utf-8", "replace")):
-                return  # only its beginning is there
-            text = answer.content
-        else:
-            text = answer.value
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = answer.content
-        work.values = {**(work.values or {}), index: value}
+        """What a step came to, for others: what the model was shown of it does not say of which type it was."""
+        if answer.value is not None:
+            if work.values is None:
+                work.values = {}
+            work.values[index] = json.loads(answer.value)
 
     # ================================================================ waiting for the same call elsewhere
 
