@@ -250,6 +250,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": {"crm_*": {"read": "k"}}}, "config: tools.\"crm_*\".read: no such key; did you mean 'reads'?"),
     ({"tools": {"x": {"encode": "f"}}}, "config: tools.x.encode: a function, which a file cannot hold; give it where"),
     ({"tools": {"x": {"merge": "f"}}}, "config: tools.x.merge: a function, which a file cannot hold; give it where"),
+    ({"placeholder_guard": "on"}, "config: placeholder_guard: one of 'refuse', 'warn', 'off'; got 'on'"),
+    ({"tools": {"x": {"free_text": 5}}}, "config: tools.x.free_text: True for all arguments, a name such as 'body'"),
     ({"tools": {"x": {"share_identical": "yes"}}}, "config: tools.x.share_identical: true or false; got 'yes'"),
     ({"tools": {"x": {"name": "f"}}}, "config: tools.x.name: no such key"),
     ({"tools": {"crm": {"read": {"timeout": 1}}}}, 'a name with a dot in it is quoted: [tools."crm.read"]'),

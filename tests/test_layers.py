@@ -22,9 +22,9 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
-    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes "
-    "bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records approvals trace "
-    "timeline+sealing explain+check+report"
+    "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access placeholders tools "
+    "changes bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records approvals "
+    "trace timeline+sealing explain+check+report"
 )
 ROWS = [
     row.split("+")

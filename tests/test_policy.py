@@ -248,6 +248,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_repeats": True}, "tool 'tool': max_repeats: a whole number, 1 or more, or \"any\"; got True"),
     ({"rate": {"limit": 5, "pre": 1}}, "tool 'tool': rate: no option 'pre'; did you mean 'per'?"),
     ({"rate": {"limit": 5, "reserve": 5}}, "tool 'tool': rate.reserve: below limit (5), or runs of priority 0"),
+    ({"free_text": 1}, "tool 'tool': free_text: True for all arguments, a name such as 'body', a path such as"),
+    ({"free_text": ["body", ""]}, "tool 'tool': free_text: True for all arguments"),
     ({"requires_approval": "yes"}, "tool 'tool': requires_approval: True, False, or a plain function of the arguments"),
     ({"still_valid": True}, "tool 'tool': still_valid: a function of the arguments; got True"),
     ({"breaker": 5}, "tool 'tool': breaker: True, or failures, window, open_for and probes as Breaker takes them"),
@@ -286,6 +288,15 @@ def test_what_a_tool_is_by_default() -> None:
 def test_pools_of_a_tool(given: object, made: tuple[tuple[str, int], ...]) -> None:
     """R-57: one name, a list, or names with permits."""
     assert policy(pools=given).pools == made
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [("body", ("body",)), (["a", "b.c"], ("a", "b.c")), ({"a"}, ("a",)), ((), ()), (True, True), (False, False)],
+)
+def test_free_text_of_a_tool(given: object, made: object) -> None:
+    """R-41: one name, several, or all arguments."""
+    assert policy(free_text=given).free_text == made
 
 
 @pytest.mark.parametrize(
@@ -373,6 +384,7 @@ TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"approval_lifetime": 0}, "approval_lifetime: seconds, more than 0; got 0"),
     ({"on_orphan": "keep"}, "on_orphan: one of 'hold', 'release'"),
     ({"on_duplicate": "wait"}, "on_duplicate: one of 'join', 'conflict'"),
+    ({"placeholder_guard": "on"}, "placeholder_guard: one of 'refuse', 'warn', 'off'"),
     ({"mode": "watch"}, "mode: one of 'enforce', 'observe'"),
     ({"debug": 1}, "debug: True or False; got 1"),
     ({"strict": "yes"}, "strict: True or False; got 'yes'"),
@@ -410,5 +422,6 @@ def test_defaults_of_a_tower() -> None:
     assert (made.max_result_bytes, made.max_batch_bytes) == (32_768, 131_072)
     assert (made.results, made.result_lifetime, made.max_stored_bytes) == ("auto", 3600.0, 67_108_864)
     assert made.count_tokens is None
+    assert made.placeholder_guard == "refuse"
     assert Tower().options == made
     assert TowerPolicy(pools={}, grace=0).grace == 0

@@ -187,6 +187,7 @@ def same(before: Tool, after: Tool) -> bool:
     return (
         before.policy == after.policy
         and before.kind == after.kind
+        and (before.guard is None, before.warns) == (after.guard is None, after.warns)
         and (before.timeout, before.max_wait, before.wait, before.max_result_bytes, before.max_repeats)
         == (after.timeout, after.max_wait, after.wait, after.max_result_bytes, after.max_repeats)
     )

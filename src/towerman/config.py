@@ -47,6 +47,7 @@ from towerman.policy import (
     CircuitBreaker,
     Condition,
     Flag,
+    FreeText,
     FromEnvironment,
     Function,
     Kind,
@@ -739,6 +740,9 @@ def _of_kind(kind: Kind) -> dict[str, object]:
         case Shares():
             permits = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}}
             return {"anyOf": [{"type": "string"}, several, permits]}
+        case FreeText():
+            text = {"type": "string", "pattern": r"\S"}
+            return {"anyOf": [{"type": "boolean"}, text, {"type": "array", "items": text}]}
         case Storage():
             return {"anyOf": [{"enum": list(KINDS_OF_STORAGE)}, {"type": "string", "pattern": r"[/\\]|\$\{"}]}
         case Attempts():

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
     from towerman.pages import ResultStore
+    from towerman.placeholders import Found, Others
     from towerman.processes import Processes
     from towerman.store import Keeper
 
@@ -68,6 +69,9 @@ FILED: Final = ("intents", "replayed", "joined", "conflicts", "unknown", "unavai
 """What is counted of a journal: intents that were written; calls that were answered from it, waited for the same call
 elsewhere, were refused for another one's key, are of unknown effect, were refused since it could not be used; outcomes
 that could not be written in time."""
+
+MOST_WARNED: Final = 5
+"""Calls with placeholders of which the notice of one batch tells."""
 
 MOST_LETTERS: Final = 100
 """Dead letters that a tower keeps; the oldest goes first."""
@@ -480,7 +484,9 @@ class Core:
             return policy.max_calls_per_batch
         return size
 
-    def check(self, run: RunState, batch: Batch, index: int, call: Call) -> tuple[Want, dict[str, object]] | Refusal:
+    def check(
+        self, run: RunState, batch: Batch, index: int, call: Call, others: Others | None = None
+    ) -> tuple[Want, dict[str, object]] | Refusal:
         """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not.
 
         Args:
@@ -488,6 +494,7 @@ class Core:
             batch: where it came.
             index: its place there.
             call: the call, with its arguments as they are known now.
+            others: the calls beside which it is looked through for placeholders; None: it is not.
         """
         base = self._permitted(run, batch, index, call)
         if isinstance(base, Refusal):
@@ -496,7 +503,17 @@ class Core:
         try:
             keywords = tool.checker.check(call.arguments)
         except ArgumentsRefused as refused:
+            if others is not None and tool.guard is not None and not tool.warns:
+                # What stands where a number is wanted fits no schema; what it stands for is the better answer.
+                found = self.placeholders(tool, call, others, index)
+                if found:
+                    return self._unresolved(tool, others, found)
             return Refusal("invalid_arguments", refused.message, tool)
+        guard = tool.guard
+        if guard is not None and others is not None and not tool.warns and guard.suspects(keywords, self.tools):
+            found = self.placeholders(tool, call, others, index)
+            if found:
+                return self._unresolved(tool, others, found)
         if not base.shared:
             assert tool.rule is not None
             try:
@@ -505,6 +522,34 @@ class Core:
                 return Refusal(unnamed.code, str(unnamed), tool)
             base = self.want(base, run, accesses)
         return base, keywords
+
+    def placeholders(self, tool: Tool, call: Call, others: Others, index: int) -> list[Found]:
+        """The placeholders in the arguments of a call that the model itself has written; in those of code there are
+        none, since it waits for results.
+        """
+        if tool.guard is None or call.caller:
+            return []
+        try:
+            given = load_arguments(call.arguments, any_required=False)
+        except ArgumentsRefused:
+            return []
+        return tool.guard.find(given, others, index, self.tools)
+
+    def doubted(
+        self, tool: Tool, call: Call, keywords: Mapping[str, object], others: Others, index: int
+    ) -> list[Found]:
+        """The same for a checked call that runs all the same."""
+        if tool.guard is None or not tool.guard.suspects(keywords, self.tools):
+            return []
+        return self.placeholders(tool, call, others, index)
+
+    def _unresolved(self, tool: Tool, others: Others, found: Sequence[Found]) -> Refusal:
+        from towerman.placeholders import refusal
+
+        source = next((one.call for one in found if one.call is not None), None)
+        named = self.tool_of(others.calls[source]) if source is not None else None
+        message = refusal(found, len(others), None if named is None else named.name)
+        return Refusal("unresolved_placeholder", message, tool)
 
     def foresee(
         self, run: RunState, batch: Batch, index: int, call: Call, bound: Bound
@@ -592,6 +637,7 @@ class Core:
 
         from towerman import sealing
         from towerman.explain import Seen
+        from towerman.placeholders import Others
 
         calls = batch.calls
         size = len(calls)
@@ -606,7 +652,12 @@ class Core:
             return [Seen(call, self._known(call)) for call in calls], refused, None
         most = self.most(size, planned=batch.plan or needs is not None)
         foreseen: dict[int, tuple[Access, ...] | None] = {}
-        seen = [self._seen(run, batch, index, bound[index] if bound else None, foreseen) for index in range(most)]
+        others = Others(calls) if not batch.plan else None
+        doubts: list[str] = []
+        seen = [
+            self._seen(run, batch, index, bound[index] if bound else None, foreseen, others, doubts)
+            for index in range(most)
+        ]
         if foreseen:
             wants = [cast("Want | None", one.wants) for one in seen]
             for index, (holds, labels) in enumerate(self.order_of(run, wants, foreseen)):
@@ -620,6 +671,7 @@ class Core:
         notice = sealing.notice(most, size) if most < size else None
         if self.budgeted:
             notice = self._reserve(run, seen, needs, notice)
+        notice = " ".join([*([] if notice is None else [notice]), *doubts]) or None
         return seen, needs, notice
 
     def _reserve(
@@ -649,8 +701,11 @@ class Core:
         index: int,
         bound: Bound | None,
         foreseen: dict[int, tuple[Access, ...] | None],
+        others: Others | None,
+        doubts: list[str],
     ) -> Seen:
         from towerman.explain import Seen
+        from towerman.placeholders import warning
         from towerman.records import packed
 
         call = batch.calls[index]
@@ -658,10 +713,14 @@ class Core:
             if bound.references:
                 return self._foreseen(run, batch, index, bound, foreseen)
             call = filled(call, bound.known())
-        found = self.check(run, batch, index, call)
+        found = self.check(run, batch, index, call, others)
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
         want = found[0]
+        if want.of.warns and others is not None and len(doubts) < MOST_WARNED:
+            placeholders = self.doubted(want.of, call, found[1], others, index)
+            if placeholders:
+                doubts.append(warning(placeholders, index, want.tool))
         gated = self.gated(want.of, found[1])
         if isinstance(gated, Refusal):
             return Seen(call, self._known(call), refusal=(gated.code, gated.message))
@@ -920,7 +979,7 @@ def _loaded(call: Call) -> Mapping[str, object] | None:
 
 def filled(call: Call, arguments: Mapping[str, object]) -> Call:
     """The same call with these arguments."""
-    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed)
+    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed, call.caller)
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from inspect import iscoroutinefunction
@@ -49,6 +49,9 @@ OnExcess = Literal["tell", "queue"]
 OnOrphan = Literal["hold", "release"]
 OnRefusal = Literal["tell", "end_turn"]
 OnDuplicate = Literal["join", "conflict"]
+PlaceholderGuard = Literal["refuse", "warn", "off"]
+"""What becomes of a call with a placeholder: it is refused, it runs and that is told, nobody looks."""
+
 Mode = Literal["enforce", "observe"]
 RunIn = Literal["loop", "thread", "process"]
 Preset = Literal["read", "write", "background"]
@@ -352,6 +355,26 @@ class Shares:
         if isinstance(value, Sequence) and all(isinstance(key, str) for key in value):
             return dict.fromkeys(value, 1)
         raise _say(where, value, self.allowed)
+
+
+class FreeText:
+    """Arguments that the placeholder guard leaves alone. That there are such is checked where the tool is compiled."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        "True for all arguments, a name such as 'body', a path such as 'mail.body', or a list of these"
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """True, False, or the names."""
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.strip():
+            return (value,)
+        named = isinstance(value, Sequence | Set) and not isinstance(value, str | bytes)
+        if not named or not all(isinstance(one, str) and one.strip() for one in cast("Sequence[object]", value)):
+            raise _say(where, value, self.allowed)
+        return tuple(cast("Sequence[str]", value))
 
 
 class Storage:
@@ -1052,6 +1075,7 @@ class ToolPolicy:
     run_in: RunIn | None = None
     own_task: bool = True
     on_duplicate: OnDuplicate | None = None
+    free_text: bool | tuple[str, ...] = ()
     requires_approval: bool | Callable[..., object] = False
     still_valid: Callable[..., object] | None = None
 
@@ -1112,6 +1136,9 @@ TOOL: Final[Mapping[str, Option]] = {
     "run_in": Option(Word(RunIn), "where its handler runs; default: loop for coroutine functions, thread for others"),
     "on_duplicate": Option(
         Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
+    ),
+    "free_text": Option(
+        FreeText(), "arguments that hold free text or templates, which the placeholder guard leaves alone; true: all"
     ),
     "requires_approval": Option(
         Condition(), "its calls wait for a person's approval; in code also a function of the arguments"
@@ -1316,6 +1343,7 @@ class TowerPolicy:
     result_lifetime: float = 3600.0
     max_stored_bytes: int = 67_108_864
     count_tokens: Callable[[str], int] | None = None
+    placeholder_guard: PlaceholderGuard = "refuse"
     mode: Mode = "enforce"
     debug: bool = False
     strict: bool = False
@@ -1358,6 +1386,9 @@ TOWER: Final[Mapping[str, Option]] = {
     "result_lifetime": Option(Seconds(), "seconds that such a result is kept"),
     "max_stored_bytes": Option(Whole(0), "bytes that all of them together may take; the oldest goes first"),
     "count_tokens": Option(Function("a text"), "gives the tokens that a text takes; default: its bytes / 4"),
+    "placeholder_guard": Option(
+        Word(PlaceholderGuard), "refuse calls with a placeholder in place of a value, run them and warn, or do not look"
+    ),
     "mode": Option(Word(Mode), "observe: pools and concurrency limits hold nobody back, and are only watched"),
     "debug": Option(Flag(), "print tracebacks of handlers to stderr"),
     "strict": Option(Flag(), "refuse, when it is declared, a tool without access, limit or retry class"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from towerman import arguments
 from towerman.access import AccessRefused, AccessRule, bound
@@ -21,6 +21,9 @@ from towerman.budgets import ONE_CALL, Asks
 from towerman.calls import Access, Hold
 from towerman.errors import PolicyError
 from towerman.policy import Pool, Retry, ToolPolicy, TowerPolicy, asks_of, check_deferring, check_strict, tool_policy
+
+if TYPE_CHECKING:
+    from towerman.placeholders import Guard
 
 Kind = Literal["ordered", "exclusive", "declared", "independent"]
 """How a tool's calls stand to others: alone in order, alone in the process, by its resources, free."""
@@ -69,6 +72,8 @@ class Tool:
         asks: what each of its calls asks of budgets; None where that depends on the arguments.
         price: says it then; raises `AccessRefused` where it cannot.
         max_repeats: turns in which a run may make the same call of it; None: any number.
+        guard: looks for placeholders in its arguments; None: nobody does.
+        warns: a call with one runs all the same, and that is told.
     """
 
     policy: ToolPolicy
@@ -96,6 +101,8 @@ class Tool:
     asks: Asks | None = ONE_CALL
     price: Callable[[Mapping[str, object]], Asks] | None = None
     max_repeats: int | None = None
+    guard: Guard | None = None
+    warns: bool = False
 
     @property
     def name(self) -> str:
@@ -251,7 +258,25 @@ def compile_tool(
         asks=asks,
         price=price,
         max_repeats=None if repeats == "any" else repeats,
+        guard=None if reads_results else _guard(policy, checker, tower, known),
+        warns=tower.placeholder_guard == "warn",
     )
+
+
+def _guard(policy: ToolPolicy, checker: arguments.Checker, tower: TowerPolicy, known: Tool | None) -> Guard | None:
+    """What looks for placeholders in its arguments; made again only where something about it has changed."""
+    off = tower.placeholder_guard == "off" or policy.free_text is True
+    if off and not policy.free_text:
+        return None
+    from towerman.placeholders import Guard, check_free_text
+
+    before = known.policy if known is not None and known.guard is not None else None
+    if before is not None and (before.free_text, before.description) == (policy.free_text, policy.description):
+        return None if off or known is None else known.guard
+    schema = checker.schema
+    if not isinstance(policy.free_text, bool):
+        check_free_text(f"tool {policy.name!r}", schema, policy.free_text)
+    return None if off else Guard(policy.name, policy.description, schema, policy.free_text)
 
 
 def _defers(policy: ToolPolicy, tower: TowerPolicy) -> bool:

@@ -1,10 +1,11 @@
 """What is recorded of a batch, and who may see it.
 
 Theory. A batch tells its story as events: it came in, a person is asked about a call and has answered, a call waits
-and for what, it was admitted, its handler started, it was refused, an attempt has failed and another one is to come,
-its result was sealed, or trimmed with its batch, work that outlived its result has ended, a call holds up its loop. An
-event carries names, sizes, times and codes. It has no field for an argument, a result's value or the text of an
-exception, so no observer can leak one. A name that the model invented (an unknown tool) is not recorded either.
+and for what, it was admitted, its handler started, it was refused, it runs although something about it is odd, an
+attempt has failed and another one is to come, its result was sealed, or trimmed with its batch, work that outlived its
+result has ended, a call holds up its loop. An event carries names, sizes, times and codes. It has no field for an
+argument, a result's value or the text of an exception, so no observer can leak one. A name that the model invented (an
+unknown tool) is not recorded either.
 
 An observer is any callable that takes an `Event`. Each is served by a thread of its own, in order: a slow one delays
 no call and no other observer, a broken one breaks none. What could not be delivered is counted in
@@ -30,6 +31,7 @@ Kind = Literal[
     "admitted",
     "started",
     "rejected",
+    "warned",
     "shared",
     "retrying",
     "retry_refused",
@@ -80,7 +82,7 @@ class Event:
         size: bytes of the finished content; calls of a started batch.
         wall: Unix time in seconds, told once per batch so that monotonic times can be placed.
         scopes: scope of each pool that the call takes permits of, told at admission: {"crm": "process"}.
-        reason: why a call or run was cancelled, in the canceller's words.
+        reason: why a call or run was cancelled, in the canceller's words; of `warned`, what is odd.
         shared_with: index of the call whose run answers this one too; of a shared call, and when it is finished.
         tokens: what the result's content takes of the model's context, about: of a finished call; again of one that is
             trimmed with its batch; with a counter of one's own only after the batch, when it is counted.

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
     from towerman.bounds import Encoded
+    from towerman.placeholders import Others
     from towerman.records import Answer, Deferred
 
 DepsT = TypeVar("DepsT")
@@ -681,6 +682,8 @@ class Work:
         filed: by index, what the journal knows calls by; None where there is no journal.
         joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
         deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
+        others: the calls beside which each is looked through for placeholders; None: they are not.
+        warned: calls with placeholders that run all the same.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
@@ -722,6 +725,7 @@ class Work:
         "on_result",
         "open",
         "origin",
+        "others",
         "outputs",
         "parent",
         "plan",
@@ -741,6 +745,7 @@ class Work:
         "waited_for",
         "waiters",
         "wants",
+        "warned",
     )
 
     def __init__(self, run: RunState, shell: Loop, batch: Batch, on_result: OnResult | None, now: float) -> None:
@@ -783,6 +788,8 @@ class Work:
         self.filed: dict[int, Filed] | None = None
         self.joins: dict[int, Join] | None = None
         self.deferral: Deferral | None = None
+        self.others: Others | None = None
+        self.warned = 0
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None

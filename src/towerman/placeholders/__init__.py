@@ -5,8 +5,9 @@ write something all the same: `<from previous call>`, `$PREV`, `${order_id}`, `o
 it for a value. Whether a text is one cannot be told from it alone: it is weighed against what the argument is
 for, what the tool is for, and what other calls of the batch are there.
 
-Six files: `patterns` are those by which texts are read; `words` are the words that placeholders are made of; `roles` says what an argument is for; `reading` what a
-text says of itself; `judging` weighs the two; `guard` is compiled for each tool and goes through the arguments of a call.
+Six files: `patterns` are those by which texts are read; `words` are the words that placeholders are made of; `roles`
+says what an argument is for; `reading` what a text says of itself; `judging` weighs the two; `guard` is compiled for
+each tool and goes through the arguments of a call.
 
 House rules. Deterministic, in linear time on any JSON value of any depth, without an exception. No value is in
 what is told. An empty text is no placeholder. A doubt is decided for the value.
@@ -14,7 +15,7 @@ what is told. An empty text is no placeholder. A doubt is decided for the value.
 Not here: references in plans (plan), whether values fit their schema (arguments).
 """
 
-from towerman.placeholders.guard import Found, Guard, check_free_text, refusal, warning
+from towerman.placeholders.guard import Found, Guard, check_free_text, refusal, told, warning
 from towerman.placeholders.judging import Others
 
-__all__ = ["Found", "Guard", "Others", "check_free_text", "refusal", "warning"]
+__all__ = ["Found", "Guard", "Others", "check_free_text", "refusal", "told", "warning"]

@@ -17,7 +17,8 @@ import datetime
 import re
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
-from typing import Final, Literal, NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple, cast
 
 from towerman.arguments import as_mapping
 from towerman.errors import PolicyError
@@ -73,6 +74,8 @@ class _Look(NamedTuple):
         prose: whole sentences stand there.
         strict: only the real value is of use.
         place: a file or URL.
+        known: values that the schema itself names.
+        any: it stands for all looks that there are; False for that of one argument.
     """
 
     words: frozenset[str]
@@ -80,20 +83,22 @@ class _Look(NamedTuple):
     prose: bool
     strict: bool
     place: bool
+    known: frozenset[object]
+    any: bool = False
 
 
-def _look_of(spot: Spot) -> _Look | None:
-    """None: nothing to look for."""
-    if spot.free:
-        return None
+def _look_of(spot: Spot) -> _Look:
     strict, prose = spot.role in STRICT, spot.role in ("text", "query")
     words = _STRICT_WORDS | set(spot.own) if strict else _PROSE_WORDS if prose else _PLAIN_WORDS
-    return _Look(words, words | {"".join(spot.own), " ".join(spot.own)}, prose, strict, spot.role == "place")
+    single = words | {"".join(spot.own), " ".join(spot.own)}
+    return _Look(words, single, prose, strict, spot.role == "place", spot.known)
 
 
-_ANY: Final = _Look(_STRICT_WORDS, _STRICT_WORDS, prose=False, strict=True, place=False)
+_ANY: Final = _Look(_STRICT_WORDS, _STRICT_WORDS, False, True, True, frozenset(), any=True)
+"""What is not looked at by this is not by the look of any argument but for its own name."""
 
-_PLAIN: Final = frozenset({int, float, bool, type(None), bytes, Decimal, datetime.date, datetime.datetime})
+_PLAIN: Final = frozenset({int, float, bool, type(None), Decimal, datetime.date, datetime.datetime, datetime.timedelta})
+"""Types of checked values in which no text is."""
 
 _REFERENCES: Final = frozenset(
     {"$ref", "$from", "$result", "$output", "$step", "$call", "$var", "$prev", "from_call", "from_step", "output_of"}
@@ -137,7 +142,9 @@ class Guard:
         self._top = spots_of(schema, Words(name, description))
         if not isinstance(free_text, bool):
             self._set_free(free_text)
-        self._looks = {field: _look_of(spot) for field, spot in self._top.fields.items()}
+        self._looks: dict[int, _Look] = {}  # by the identity of a spot: all of them live as long as the guard
+        for spot in (self._top, *self._top.fields.values()):
+            self._look(spot)
 
     def _set_free(self, paths: Collection[str]) -> None:
         for path in paths:
@@ -146,8 +153,23 @@ class Guard:
                 spot = _below(spot, step)
             spot.free = True
 
+    def _look(self, spot: Spot) -> _Look:
+        """How a place that the schema names is looked at; worked out once."""
+        look = self._looks.get(id(spot))
+        if look is None:
+            look = self._looks[id(spot)] = _look_of(spot)
+        return look
+
+    def _place(self, key: object, spot: Spot) -> tuple[Spot, _Look]:
+        """The place of a name inside another one, and how it is looked at; also where no schema speaks of it."""
+        known = spot.fields.get(key) if isinstance(key, str) else None
+        if known is not None:
+            return known, self._look(known)
+        made = spot_named(key, spot)  # a name of the model's own: nothing of it is kept
+        return made, _look_of(made)
+
     def suspects(self, keywords: Mapping[str, object], tools: Collection[str]) -> bool:
-        """Could there be a placeholder among checked arguments? False: there is none.
+        """Could there be a placeholder among checked arguments? False: `find` finds none.
 
         Args:
             keywords: the arguments, as the handler would get them.
@@ -155,57 +177,96 @@ class Guard:
         """
         if self._free:
             return False
-        looks = self._looks
+        fields, looks = self._top.fields, self._looks
         for name, value in keywords.items():
             kind = type(value)
-            if kind is str:
-                look = looks.get(name, _ANY)
-                if look is not None and _may_be(value, look, tools):  # type: ignore[arg-type]  # it is text
+            if kind in _PLAIN:
+                continue
+            spot = fields.get(name)
+            if spot is None:
+                if name in _REFERENCES or self._inside(value, None, name, tools):
                     return True
-            elif kind not in _PLAIN and looks.get(name, _ANY) is not None and _inside(value, tools):
+            elif spot.free:
+                continue
+            elif kind is str:
+                look = looks[id(spot)]
+                if _may_be(value, look, tools) and value not in look.known:  # type: ignore[arg-type]  # it is text
+                    return True
+            elif self._inside(value, spot, name, tools):
                 return True
         return False
 
-    def find(self, arguments: Mapping[str, object], others: Others, index: int) -> list[Found]:
+    def _inside(self, value: object, spot: Spot | None, name: object, tools: Collection[str]) -> bool:
+        """The same for lists and objects; what is no JSON is looked at as the model wrote it."""
+        waiting = [(value, spot, name)]
+        while waiting:
+            one, spot, name = waiting.pop()
+            kind = type(one)
+            if kind in _PLAIN or (spot is not None and spot.free):
+                continue
+            if kind is str:
+                text = cast("str", one)
+                if spot is None:
+                    if _may_be(text, _ANY, tools) or _named_so(text, name):
+                        return True
+                elif _may_be(text, self._look(spot), tools) and text not in spot.known:
+                    return True
+            elif kind is dict:
+                for key, part in cast("dict[object, object]", one).items():
+                    if key in _REFERENCES:
+                        return True
+                    waiting.append((part, None if spot is None else spot.fields.get(key), key))
+            elif kind is list or kind is tuple:
+                inside = spot if spot is None or spot.item is None else spot.item
+                waiting += [(part, inside, name) for part in cast("Sequence[object]", one)]
+            elif not isinstance(one, Enum):
+                return True
+        return False
+
+    def find(
+        self, arguments: Mapping[str, object], others: Others, index: int, tools: Collection[str] | None = None
+    ) -> list[Found]:
         """The placeholders in the arguments of a call, in their order; at most a few.
 
         Args:
             arguments: as the model wrote them: plain JSON data of any depth.
             others: the calls of the batch.
             index: which of them it is.
+            tools: names of all tools; None: those of the batch.
         """
         found: list[Found] = []
         if self._free:
             return found
-        tools = others.tools
-        waiting: list[tuple[object, Spot, str]] = [(arguments, self._top, "")]
+        if tools is None:
+            tools = others.tools
+        waiting: list[tuple[object, Spot, _Look, str]] = [(arguments, self._top, self._look(self._top), "")]
         while waiting and len(found) < MOST_TOLD:
-            value, spot, place = waiting.pop()
+            value, spot, look, place = waiting.pop()
             if spot.free:
                 continue
+            call = None
             if isinstance(value, str):
-                look = _look_of(spot)
-                call = None if look is None or not _may_be(value, look, tools) else judge(value, spot, others, index)
-                if call is not None:
-                    found.append(Found(place, None if call == SOMEWHERE else call))
+                if _may_be(value, look, tools):
+                    call = judge(value, spot, others, index)
             elif isinstance(value, Mapping):
                 call = _reference(value, spot, others, index)
-                if call is not None:
-                    found.append(Found(place, None if call == SOMEWHERE else call))
-                    continue
-                below = [
-                    (part, *_named(spot, key, place))
-                    for key, part in value.items()
-                    if isinstance(part, str | Mapping | list | tuple)
-                ]
-                waiting += reversed(below)
+                if call is None:
+                    below = [
+                        (part, *self._place(key, spot), _shown(key, spot, place))
+                        for key, part in value.items()
+                        if isinstance(part, str | Mapping | list | tuple)
+                    ]
+                    waiting += reversed(below)
             elif isinstance(value, list | tuple):
-                inside = spot.item or spot
+                item = spot.item
+                inside = (spot, look) if item is None else (item, self._look(item))
                 waiting += [
-                    (part, inside, f"{place}[{at}]")
+                    (part, *inside, f"{place}[{at}]")
                     for at, part in zip(range(len(value) - 1, -1, -1), reversed(value), strict=True)
                     if isinstance(part, str | Mapping | list | tuple)
                 ]
+            if call is not None:
+                found.append(Found(place, None if call == SOMEWHERE else call))
         return found
 
 
@@ -243,16 +304,14 @@ def _below(spot: Spot, step: str) -> Spot:
     return spot.fields[step]
 
 
-def _named(spot: Spot, key: object, place: str) -> tuple[Spot, str]:
-    """The place of a field, and how it is shown."""
+def _shown(key: object, spot: Spot, place: str) -> str:
+    """How the place of a field is told."""
     known = spot.fields.get(key) if isinstance(key, str) else None
+    name = "*"
     if known is not None and known.described:
         name = str(key)
         name = name if len(name) <= _NAME else name[:_NAME] + "..."
-        return known, f"{place}.{name}" if place else name
-    if known is None:
-        known = spot_named(key, spot)
-    return known, f"{place}.*" if place else "*"
+    return f"{place}.{name}" if place else name
 
 
 def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
@@ -269,7 +328,9 @@ def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
             return low[-1].isdigit() and low.startswith(_BEFORE_NUMBER)
         return text[1:] != low[1:] and text.isalpha() and not text.isupper()  # `previousResult`
     if look.place and ("/" in low or "\\" in low):
-        return "/:" in low or "/ID" in text or CAPITALS.search(text) is not None
+        left_open = "/:" in low or "/ID" in text or CAPITALS.search(text) is not None
+        if left_open or not look.any:
+            return left_open
     if "_" in low:
         low = low.replace("_", " ")
     words = low.split()
@@ -280,6 +341,14 @@ def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
     if look.prose and len(words) > 1:
         return low[0] == "("
     return _odd(text, low, look, tools)
+
+
+def _named_so(text: str, name: object) -> bool:
+    """Is a text made of words of the name of its argument?"""
+    if len(text) > _SHORT or not isinstance(name, str):
+        return False
+    own, said = words_of(name), words_of(text)
+    return not set(own).isdisjoint(said) or (bool(own) and "".join(own) == "".join(said))
 
 
 def _odd(text: str, low: str, look: _Look, tools: Collection[str]) -> bool:
@@ -302,27 +371,6 @@ def _odd(text: str, low: str, look: _Look, tools: Collection[str]) -> bool:
     return look.strict and ("xxx" in low or not look.words.isdisjoint(words_of(text)))
 
 
-def _inside(value: object, tools: Collection[str]) -> bool:
-    """The same for lists and objects; what is no JSON is looked at as the model wrote it."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        kind = type(one)
-        if kind is str:
-            if _may_be(one, _ANY, tools):  # type: ignore[arg-type]
-                return True
-        elif kind is dict:
-            for key, part in one.items():  # type: ignore[attr-defined]
-                if key in _REFERENCES or key == part:
-                    return True
-                waiting.append(part)
-        elif kind is list or kind is tuple:
-            waiting += one  # type: ignore[arg-type]
-        elif kind not in _PLAIN:
-            return True
-    return False
-
-
 def _reference(value: Mapping[object, object], spot: Spot, others: Others, index: int) -> int | None:
     """`{"$ref": "find#/path"}`: an object that refers to the result of a call."""
     if not 1 <= len(value) <= 3 or spot.role in ("code", "form"):
@@ -335,9 +383,9 @@ def _reference(value: Mapping[object, object], spot: Spot, others: Others, index
     if not marks or any(key not in _BESIDE for key in rest):
         return None
     target = value[marks[0]]
-    if marks[0] == "$ref" and isinstance(target, str) and target.startswith(("#/", "http", "./")) and spot.own:
-        if _SCHEMAS.intersection(spot.own) or spot.tool.codes:
-            return None
+    local = marks[0] == "$ref" and isinstance(target, str) and target.startswith(("#/", "http", "./"))
+    if local and spot.own and (_SCHEMAS.intersection(spot.own) or spot.tool.codes):
+        return None
     named = _target(target, others, index)
     if any(mark in _OUTRIGHT for mark in marks):
         return SOMEWHERE if named is None else named
@@ -365,7 +413,7 @@ def refusal(found: Sequence[Found], calls: int, tool: str | None = None) -> str:
         calls: how many calls the batch has.
         tool: whose result one of them names, or None.
     """
-    head = f"Not run: {_told(found)} instead of a value."
+    head = f"Not run: {told(found)} instead of a value."
     source = next((one.call for one in found if one.call is not None), None)
     if source is not None:
         which = f"call {source}" if tool is None else f"call {source} ({tool})"
@@ -378,15 +426,19 @@ def refusal(found: Sequence[Found], calls: int, tool: str | None = None) -> str:
             f"{head} Calls of one response do not see each other's results. Wait for the first result, then call again "
             "with the real value."
         )
-    return f"{head} Get the real value first: by another call, whose result you wait for, or from the user. Then call again."
+    return (
+        f"{head} Get the real value first: by another call, whose result you wait for, or from the user. Then call "
+        "again."
+    )
 
 
 def warning(found: Sequence[Found], index: int, tool: str) -> str:
     """What the model is told of a call with placeholders that runs all the same."""
-    return f"Call {index} ({tool}) was run although {_told(found)} instead of a value."
+    return f"Call {index} ({tool}) was run although {told(found)} instead of a value."
 
 
-def _told(found: Sequence[Found]) -> str:
+def told(found: Sequence[Found]) -> str:
+    """Which arguments hold placeholders, in names of the schema."""
     places = list(dict.fromkeys(one.place for one in found))
     shown = [repr(place if len(place) <= _PLACE else place[:_PLACE] + "...") for place in places if place]
     if not shown:
@@ -394,7 +446,3 @@ def _told(found: Sequence[Found]) -> str:
     if len(shown) == 1:
         return f"argument {shown[0]} holds a placeholder"
     return f"arguments {', '.join(shown[:-1])} and {shown[-1]} hold placeholders"
-
-
-GuardMode = Literal["refuse", "warn", "off"]
-"""What becomes of a call with a placeholder: it is refused, it runs and that is told, nobody looks."""

@@ -2,10 +2,10 @@
 
 Theory. Nothing is one by itself. The stricter the role of an argument, the less a text has to say: an identifier may
 not be any gap, prose may not be one as a whole, a query only where it speaks of the result of a call, code only where
-it does so in plain words, a template never. What other calls of the batch are called, give and are known by counts where
-the text names it, and nowhere else: so calls that it does not name change nothing.
+it does so in plain words, a template never. What other calls of the batch are called, give and are known by counts
+where the text names it, and nowhere else: so calls that it does not name change nothing.
 
-House rules. Pure, and linear in the text. A value that the schema itself names is always one.
+House rules. Pure, and linear in the text. A value that the schema itself names is none.
 
 Not here: which values are looked at (guard).
 """
@@ -82,23 +82,23 @@ class Others:
         calls: all of them, in emitted order.
     """
 
-    __slots__ = ("_calls", "_ids", "_names", "_products", "_tools")
+    __slots__ = ("_ids", "_names", "_products", "_tools", "calls")
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = calls
+        self.calls = calls
         self._tools: frozenset[str] | None = None
         self._names: dict[str, list[int]] | None = None
         self._ids: dict[str, list[int]] = {}
         self._products: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return len(self.calls)
 
     @property
     def tools(self) -> frozenset[str]:
         """The names of their tools."""
         if self._tools is None:
-            self._tools = frozenset([call.tool for call in self._calls if isinstance(call.tool, str)])
+            self._tools = frozenset([_text(call.tool) for call in self.calls])
         return self._tools
 
     def _read(self) -> dict[str, list[int]]:
@@ -106,14 +106,15 @@ class Others:
         names = self._names
         if names is None:
             names = {}
-            for index, call in enumerate(self._calls):
-                if isinstance(call.tool, str):
-                    _note(names, " ".join(words_of(call.tool)), index)
-                    product = " ".join(words_of(call.tool)[1:])
-                    if product:
-                        _note(self._products, product, index)
-                if isinstance(call.id, str) and len(call.id) > 1:
-                    _note(self._ids, call.id, index)
+            for index, call in enumerate(self.calls):
+                words = words_of(_text(call.tool))
+                if words:
+                    _note(names, " ".join(words), index)
+                if len(words) > 1:
+                    _note(self._products, " ".join(words[1:]), index)
+                own = _text(call.id)
+                if len(own) > 1:
+                    _note(self._ids, own, index)
             self._names = names
         return names
 
@@ -144,9 +145,14 @@ class Others:
     def numbered(self, number: int, index: int) -> int | None:
         """Another call with this number, counted from 0 or from 1."""
         for found in (number - 1, number):
-            if 0 <= found < len(self._calls) and found != index:
+            if 0 <= found < len(self.calls) and found != index:
                 return found
         return None
+
+
+def _text(given: object) -> str:
+    """A name as it came; what is no text names nothing."""
+    return given if isinstance(given, str) else ""
 
 
 _KEPT: Final = 2  # of calls that are called alike: one of them is another one than the call itself

@@ -44,11 +44,13 @@ _NUMBER: Final = _set(
     "percent percentage rate duration discount fee tip tax salary weight score"
 )
 _MONEY: Final = _set(
-    "amount price cost total fee tip tax budget value max min prize bid offer bet charge payment worth deposit fare refund"
+    "amount price cost total fee tip tax budget value max min prize bid offer bet charge payment worth deposit "
+    "fare refund"
 )
 _UNSURE: Final = _set("to channel assignee reference")
 _PLACE: Final = _set(
-    "url urls uri link links href path paths file files filename filepath folder dir directory image images img picture "
+    "url urls uri link links href path paths file files filename filepath folder dir directory image images "
+    "img picture"
     "photo audio video document documents pdf attachment attachments media endpoint src webpage website"
 )
 _TEXT: Final = _set(
@@ -156,7 +158,7 @@ class Spot:
         self.known: frozenset[object] = frozenset()
         self.free = False
         self.described = True
-        self.fields: dict[str, Spot] = {}
+        self.fields: dict[object, Spot] = {}
         self.item: Spot | None = None
 
 
@@ -232,7 +234,8 @@ class _Reader:
 
     def _branches(self, node: Mapping[str, object]) -> list[Mapping[str, object]]:
         """A schema and its alternatives, each behind its references."""
-        out, waiting = [], [node]
+        out: list[Mapping[str, object]] = []
+        waiting = [node]
         while waiting and len(out) < 64:
             one = waiting.pop()
             if any(one is other for other in out):

@@ -44,7 +44,8 @@ DONE: Final = _set(
 """What was done to what a call gives: `generated image`."""
 
 GIVEN: Final = _set(
-    "image images picture photo text texts audio video file files document url link id ids path transcript transcription "
+    "image images picture photo text texts audio video file files document url link id ids path transcript "
+    "transcription"
     "translation summary caption sound speech content data answer list total price amount value number code address"
 )
 """What calls give."""
@@ -66,7 +67,8 @@ MISSING: Final = _set("unknown undefined unspecified unavailable na")
 
 PROGRAMMING: Final = _set(
     "how what syntax error errors docs documentation python javascript typescript vue react angular jinja handlebars "
-    "bash shell regex html css template templates interpolation variable variables string format formatting tag element "
+    "bash shell regex html css template templates interpolation variable variables string format formatting "
+    "tag element"
     "tutorial meaning mean code function component rust java java8 golang php ruby kotlin swift sql generics type"
 )
 """Words beside which a search is for what the characters mean."""
@@ -74,7 +76,8 @@ PROGRAMMING: Final = _set(
 DATES: Final = _set("date datetime timestamp deadline time")
 
 ENDINGS: Final = _set(
-    "csv json txt pdf png jpg jpeg gif svg md html htm xml yaml yml xls xlsx doc docx pptx log mp3 mp4 wav zip tar gz py "
+    "csv json txt pdf png jpg jpeg gif svg md html htm xml yaml yml xls xlsx doc docx pptx log mp3 mp4 wav zip "
+    "tar gz py"
     "js ts sql db parquet out com org net io dev app de uk eu gov edu"
 )
 """What comes after the last dot of files and hosts."""
@@ -136,7 +139,8 @@ TAGS: Final = _set(
     "a abbr article aside b body br button canvas caption center cite code col dd del details div dl dt em fieldset "
     "figcaption figure font footer form h1 h2 h3 h4 h5 h6 head header hr html i iframe img input kbd label legend li "
     "link main mark meta nav ol option output p path picture pre progress q rect s samp script section select small "
-    "source span strong style sub summary sup svg table tbody td template textarea tfoot th thead time title tr track u "
+    "source span strong style sub summary sup svg table tbody td template textarea tfoot th thead time title "
+    "tr track u"
     "ul var video audio data dialog object circle line g text"
 )
 """Elements of HTML and SVG."""

@@ -19,7 +19,8 @@ from typing import Final, cast
 from towerman import sealing
 from towerman.arguments import frozen
 from towerman.calls import Arguments, Hold
-from towerman.core import Refusal, filled, read_plan
+from towerman.core import MOST_WARNED, Refusal, filled, read_plan
+from towerman.placeholders import Found, Others, told, warning
 from towerman.plan import Bound, Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
 from towerman.work import Want, Work
@@ -114,6 +115,8 @@ class Intake(Sealer):
         most = core.most(size, planned=work.batch.plan or needs is not None)
         if most < size:
             work.notice = sealing.notice(most, size)
+        if not (work.batch.plan or work.resumed or (work.deferral is not None and work.deferral.claims)):
+            work.others = Others(calls)  # else results stand in the arguments, or they were looked through before
         turn = core.now() + SLICE
         any_holds = False
         asks = core.any_gated or work.resumed is not None or work.gated is not None
@@ -237,6 +240,15 @@ class Intake(Sealer):
             self._offer_ready(work, ready)
         self._hand_on(work)
 
+    def _warn(self, work: Work, index: int, tool: str, placeholders: Sequence[Found]) -> None:
+        """A call with placeholders runs all the same: say so, to the observers and with the batch."""
+        if work.warned < MOST_WARNED:
+            said = warning(placeholders, index, tool)
+            work.notice = said if work.notice is None else f"{work.notice} {said}"
+        work.warned += 1
+        if self.core.emit is not None:
+            self._tell(work, index, "warned", code="unresolved_placeholder", reason=told(placeholders))
+
     def _check(self, work: Work, index: int, asks: bool) -> Want | None:
         """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
         if work.open is not None:
@@ -246,20 +258,25 @@ class Intake(Sealer):
                     return self._check_open(work, index, bound)
                 work.put_call(index, filled(work.calls[index], bound.known()))
                 work.filled.add(index)
-        found = self.core.check(work.run, work.batch, index, work.calls[index])
+        core, others = self.core, work.others
+        found = core.check(work.run, work.batch, index, work.calls[index], others)
         if isinstance(found, Refusal):
             work.tools[index] = found.tool
             self._refuse(work, index, found.code, found.message)
             return None
         want, keywords = found
         work.tools[index] = want.of
+        if want.of.warns and others is not None:
+            placeholders = core.doubted(want.of, work.calls[index], keywords, others, index)
+            if placeholders:
+                self._warn(work, index, want.tool, placeholders)
         if asks:
             cleared = self._approval_for(work, index, want, keywords)
             if cleared is None:
                 return None
             want, keywords = cleared
         if work.parent is not None:
-            want = self.core.nested_want(want, work.parent)
+            want = core.nested_want(want, work.parent)
         if work.deferral is not None and index in work.deferral.claims:
             want = want.patient(min(work.deferral.patience, want.max_wait))
         work.keywords[index] = keywords

@@ -171,6 +171,7 @@ class Declaring:
         run_in: RunIn | None = None,
         own_task: bool | None = None,
         on_duplicate: OnDuplicate | None = None,
+        free_text: bool | str | Sequence[str] | None = None,
         requires_approval: bool | Callable[..., bool] | None = None,
         still_valid: Callable[..., bool] | None = None,
     ) -> Callable[[HandlerT], HandlerT]: ...
@@ -231,6 +232,8 @@ class Declaring:
             own_task: False lets several calls of one batch run in one task while its context stays unchanged.
             on_duplicate: with a journal, what a call does while the same call is at work elsewhere: "join" waits for
                 its answer, "conflict" is refused; default: the tower's.
+            free_text: arguments that hold free text or templates, which the placeholder guard leaves alone: names, or
+                paths such as "mail.body" and "lines[].text"; True: all of them.
             requires_approval: its calls wait for a person's approval; or a plain function of the arguments that says
                 whether one does. What it raises, or any other answer, refuses the call, `policy_error`.
             still_valid: a plain function of the arguments, asked when an approved call is about to start, after every

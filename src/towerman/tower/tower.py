@@ -38,6 +38,7 @@ from towerman.policy import (
     OnExcess,
     OnOrphan,
     OnResult,
+    PlaceholderGuard,
     Pool,
     TowerPolicy,
     Undeclared,
@@ -158,6 +159,10 @@ class Tower(Declaring):
         count_tokens: gives the tokens that a text takes, for timelines and reports; default: its bytes / 4. Called on
             whatever thread asks, so it must be safe there; where it fails, the default counts.
         observers: callables that take an `Event`; each is served by a thread of its own.
+        placeholder_guard: what becomes of a call in which a placeholder stands in place of a value, such as
+            `<from previous call>`: "refuse" (it is answered `unresolved_placeholder`, its siblings run), "warn" (it
+            runs, and the batch's notice and an event say so) or "off". Plans are not looked through, nor what a tool
+            declares as `free_text`.
         mode: "enforce", or "observe": pools, rates, budgets and concurrency limits hold nobody back, and `report()`
             says what they would have held back. Nothing else is relaxed: not order and resources, not permission,
             arguments, plans and the cap on calls.
@@ -205,6 +210,7 @@ class Tower(Declaring):
         result_lifetime: float = 3600.0,
         max_stored_bytes: int = 67_108_864,
         count_tokens: Callable[[str], int] | None = None,
+        placeholder_guard: PlaceholderGuard = "refuse",
         observers: Iterable[Observer] = (),
         mode: Mode = "enforce",
         debug: bool = False,
