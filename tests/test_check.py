@@ -135,6 +135,14 @@ def debugging() -> Tower:
     return tools(Tower(debug=True), {})
 
 
+def running_placeholders() -> Tower:
+    return tools(Tower(placeholder_guard="off"), {})
+
+
+def warning_of_placeholders() -> Tower:
+    return tools(Tower(placeholder_guard="warn"), {})
+
+
 def releasing_threads() -> Tower:
     return tools(Tower(on_orphan="release"), {}, function=plain)
 
@@ -284,6 +292,8 @@ def write_of_a_whole_tree() -> Tower:
         case(silent_independent, ("error", "undeclared_access", "tool t0"), verdict="nyyyyyyuy"),
         case(observing, ("warning", "limits_not_enforced", "tower"), verdict="ynyyyyyuy"),
         case(debugging, ("warning", "debug_tracebacks", "tower"), verdict="yyyyyyyup"),
+        case(running_placeholders, ("warning", "placeholders_run", "tower")),
+        case(warning_of_placeholders, ("warning", "placeholders_run", "tower")),
         case(releasing_threads, ("error", "orphans_give_places_away", "tower"), verdict="yyypyyyuy"),
         case(releasing_coroutines, ("warning", "orphans_give_places_away", "tower"), verdict="yyypyyyuy"),
         case(queueing_all, ("warning", "no_call_cap", "tower")),

@@ -48,6 +48,7 @@ from towerman.policy import (
     CircuitBreaker,
     Condition,
     Flag,
+    FreeText,
     FromEnvironment,
     Function,
     Kind,
@@ -780,6 +781,9 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             names = st.sampled_from(["p", "q"])
             several = st.dictionaries(names, st.integers(1, 3), max_size=2)
             return st.one_of(names, st.lists(names, max_size=2, unique=True), several)
+        case FreeText():
+            names = st.sampled_from(["key", "key.part", "other"])
+            return st.one_of(st.booleans(), names, st.lists(names, max_size=2))
         case Attempts():
             most = st.fixed_dictionaries(
                 {}, optional={"max_attempts": st.integers(1, 4), "max_delay": st.integers(0, 9)}

@@ -58,6 +58,16 @@ def _tower(declared: Declared) -> Iterator[Finding]:
             "mode='observe': no pool, no concurrency limit and no budget holds anybody back.",
             "read tower.report(), then take mode='enforce'",
         )
+    if tower.placeholder_guard != "refuse":
+        what = "off" if tower.placeholder_guard == "off" else "warn"
+        effect = "goes to its handler" if what == "off" else "goes to its handler, and is told afterwards"
+        yield Finding(
+            "warning",
+            "placeholders_run",
+            "tower",
+            f"placeholder_guard={what!r}: a call in which '<from previous call>' stands in place of a value {effect}.",
+            "placeholder_guard='refuse', with free_text= at tools whose arguments hold such texts by right",
+        )
     if tower.debug:
         yield Finding(
             "warning",

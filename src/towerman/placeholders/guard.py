@@ -23,7 +23,7 @@ from typing import Final, NamedTuple, cast
 from towerman.arguments import as_mapping
 from towerman.errors import PolicyError
 from towerman.placeholders.judging import SOMEWHERE, Others, judge
-from towerman.placeholders.patterns import CAPITALS, HINT
+from towerman.placeholders.patterns import CAPITALS
 from towerman.placeholders.roles import STRICT, Spot, Words, spot_named, spots_of
 from towerman.placeholders.words import (
     AMOUNTS,
@@ -33,6 +33,7 @@ from towerman.placeholders.words import (
     DONE,
     KINDS,
     MISSING,
+    NEWEST,
     NUMBERED,
     OPEN,
     POINTERS,
@@ -51,12 +52,12 @@ MOST_TOLD: Final = 5
 _NAME: Final = 64  # characters of a name in a message
 _PLACE: Final = 120  # characters of a place
 
-_hint: Final = HINT.search
-
 _SHORT: Final = 80  # characters of a text that may be a placeholder without any such character
 
 _PROSE_WORDS: Final = BEFORE | RESULTS | STEPS | DONE | {"here", "insert"}
-_PLAIN_WORDS: Final = _PROSE_WORDS | OPEN | {"changeme", "replace", "change", "fill", "new", "string", "from", "use"}
+_PLAIN_WORDS: Final = (
+    _PROSE_WORDS | OPEN | {"changeme", "replace", "change", "fill", "new", "string", "from", "use"} | NEWEST
+)
 _STRICT_WORDS: Final = (
     _PLAIN_WORDS | AWAITED | BLANKS | MISSING | TYPES | KINDS | TIMES | POINTERS | AMOUNTS | NUMBERED
 ) | {"of", "by", "your", "to", "see", "as", "not", "n/a", "will", "s"}
@@ -133,7 +134,7 @@ class Guard:
         free_text: places that are left alone, names or paths such as `message.body`; True: all of them.
     """
 
-    __slots__ = ("_free", "_looks", "_top")
+    __slots__ = ("_free", "_looks", "_texts", "_top")
 
     def __init__(
         self, name: str, description: str, schema: Mapping[str, object], free_text: bool | Collection[str] = ()
@@ -143,8 +144,8 @@ class Guard:
         if not isinstance(free_text, bool):
             self._set_free(free_text)
         self._looks: dict[int, _Look] = {}  # by the identity of a spot: all of them live as long as the guard
-        for spot in (self._top, *self._top.fields.values()):
-            self._look(spot)
+        # Most calls are a few texts, so these are looked at by the shortest way.
+        self._texts = {str(name): self._look(spot) for name, spot in self._top.fields.items() if not spot.free}
 
     def _set_free(self, paths: Collection[str]) -> None:
         for path in paths:
@@ -177,22 +178,20 @@ class Guard:
         """
         if self._free:
             return False
-        fields, looks = self._top.fields, self._looks
+        texts = self._texts
         for name, value in keywords.items():
-            kind = type(value)
-            if kind in _PLAIN:
+            if type(value) is str:
+                look = texts.get(name)
+                if look is not None:
+                    if _may_be(value, look, tools) and value not in look.known:
+                        return True
+                    continue
+            elif type(value) in _PLAIN:
                 continue
-            spot = fields.get(name)
-            if spot is None:
-                if name in _REFERENCES or self._inside(value, None, name, tools):
-                    return True
-            elif spot.free:
-                continue
-            elif kind is str:
-                look = looks[id(spot)]
-                if _may_be(value, look, tools) and value not in look.known:  # type: ignore[arg-type]  # it is text
-                    return True
-            elif self._inside(value, spot, name, tools):
+            spot = self._top.fields.get(name)
+            if spot is None and name in _REFERENCES:
+                return True
+            if self._inside(value, spot, name, tools):
                 return True
         return False
 
@@ -316,7 +315,8 @@ def _shown(key: object, spot: Spot, place: str) -> str:
 
 def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
     """Has a text what a placeholder cannot do without?"""
-    if _hint(text) is not None:
+    # One look for each of these is quicker than one for all of them.
+    if "<" in text or "{" in text or "$" in text or "[" in text or "%" in text or "#" in text:
         return True
     if len(text) > _SHORT:
         return False
@@ -368,7 +368,7 @@ def _odd(text: str, low: str, look: _Look, tools: Collection[str]) -> bool:
     elif "::" in low or "|" in low or ">" in low:
         return True
     # Joined by something else than a blank.
-    return look.strict and ("xxx" in low or not look.words.isdisjoint(words_of(text)))
+    return "xxx" in low or (look.strict and not look.words.isdisjoint(words_of(text)))
 
 
 def _reference(value: Mapping[object, object], spot: Spot, others: Others, index: int) -> int | None:

@@ -59,6 +59,7 @@ from towerman.placeholders.words import (
     LOOKUPS,
     MISSING,
     MOST,
+    NEWEST,
     NOUNS,
     NUMBERED,
     OPEN,
@@ -320,6 +321,8 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
     words = words_of(whole)
     if role in STRICT and (set(whole) <= _DOTS or (whole.lower().count("x") > 2 and set(whole.lower()) <= _CROSSES)):
         return SOMEWHERE if len(whole) > 2 or whole[0] == "?" else None
+    if role in ("exact", "plain") and patterns.CROSSED.fullmatch(whole) is not None:
+        return SOMEWHERE
     if _is_sign(whole, role):
         return SOMEWHERE
     if not words:
@@ -342,6 +345,8 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         if named and whole.isupper() and len(words) > 2 and not TIMES.isdisjoint(words) and not OPEN.isdisjoint(words):
             return SOMEWHERE
         if words[0] == "use" and not RESULTS.isdisjoint(words):
+            return SOMEWHERE
+        if named and len(words) > 1 and words[0] in NEWEST and words[-1] in KINDS:
             return SOMEWHERE
         return SOMEWHERE if names_done(words) and whole.lower() == whole else None
     if role == "query":
@@ -418,7 +423,7 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
         found = others.named_in(words, index)
         if found is not None and {"from", "of", "by", "result", "output", "returned"}.intersection(words):
             return found
-        if speaks_of_result(words, plainly=role not in STRICT) or _spoken(words):
+        if speaks_of_result(words, plainly=role not in STRICT or spot.dated) or (_spoken(words) and not spot.dated):
             return _source(words, whole, others, index)
     return _product(words, spot, others, index)
 
@@ -557,7 +562,9 @@ def _stands_in(whole: str, words: list[str], spot: Spot) -> bool:
         return (word in TYPES and spot.identifies) or word in KINDS or (spot.own == (word,) and word in ENTITIES)
     if any(tuple(words[: len(phrase)]) == phrase for phrase in BLANK_PHRASES):
         return True
-    if words[0] in AWAITED and " " in whole:
+    if words[0] in AWAITED and (" " in whole or (named and spot.identifies)):
+        return True
+    if "placeholder" in words and named and (role != "place" or whole.isupper()):
         return True
     if not TIMES.isdisjoint(words) and not _NOT_YET.isdisjoint(words) and not spot.dated:
         return True
@@ -619,7 +626,8 @@ def _no_location(whole: str, words: list[str]) -> bool:
         return True
     about = PLACES.intersection(words)
     joined = (RESULTS | BEFORE | DONE | {"from", "of"}).intersection(words)
-    return bool(" " in whole and joined and (about or RESULTS.intersection(words) or BEFORE.intersection(words)))
+    said = " " in whole or not {"of", "from"}.isdisjoint(words)
+    return bool(said and joined and (about or RESULTS.intersection(words) or BEFORE.intersection(words)))
 
 
 def _parts(text: str, spot: Spot, others: Others, index: int) -> int | None:
@@ -644,6 +652,8 @@ def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> boo
     if role == "code" or (role == "query" and tool.codes):
         return _plain_words(gap) or (tool.runs and _cannot_run(gap, tool, text))
     if style == "mark":
+        if role == "text" and patterns.NUMBERED_SIGN.search(text) is not None:
+            return False  # a text that speaks of numbers by this sign
         before = words_of(text[max(0, gap.start - 20) : gap.start])
         return role != "label" and _COLORS.isdisjoint(spot.own) and _NUMBERS_OF.isdisjoint(before[-1:])
     if style == "name":

@@ -14,9 +14,6 @@ from typing import Final
 WORD: Final = re.compile(r"[A-Z]++[a-z]*+|[a-z]++|[0-9]++|[^\W\d_A-Za-z]++")
 """A word: `ticketId` has two."""
 
-HINT: Final = re.compile(r"[$<{\[%#]")
-"""What most placeholders have and most values have not. One class, so that it is found in one pass."""
-
 GAP: Final = re.compile(
     r"\$?\{\{\{?+(?P<mustache>[^{}]{1,120}+)\}\}\}?+"
     r"|[$#@%]\{(?P<dollar>[^{}]{1,120}+)\}"
@@ -111,6 +108,12 @@ SEGMENT: Final = re.compile(
 
 CAPITALS: Final = re.compile(r"/[A-Z]{2,20}+_")
 """What may begin such a part."""
+
+CROSSED: Final = re.compile(r"[A-Za-z]{1,8}+[_-](?:X{4,40}+|x{4,40}+)")
+"""An identifier that is crossed out: `cus_XXXXXXXX`."""
+
+NUMBERED_SIGN: Final = re.compile(r"#[0-9]")
+"""`#14`."""
 
 QUOTED: Final = re.compile(r"`[^`]{1,2000}+`")
 """Code in a message."""

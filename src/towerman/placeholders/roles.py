@@ -58,7 +58,7 @@ _TEXT: Final = _set(
     "reason prompt instructions caption answer reply post tweet feedback explanation story article essay transcript "
     "paragraph letter review title subject headline label remark remarks memo question greeting signature task goal"
 )
-_QUERY: Final = _set("query queries q search keyword keywords term terms phrase topic")
+_QUERY: Final = _set("query queries q search keyword keywords term terms phrase topic word words")
 _CODE: Final = _set(
     "code script command cmd sql regex regexp pattern patterns glob expression expr formula equation function selector "
     "xpath jsonpath css xml yaml yml toml json schema filter filters where condition latex tex program graphql cypher "

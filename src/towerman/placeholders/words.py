@@ -33,6 +33,9 @@ STEPS: Final = _set("step steps call calls tool task node action subtask invocat
 BEFORE: Final = _set("previous prev prior preceding earlier above aforementioned")
 """Which one it was."""
 
+NEWEST: Final = _set("first last latest new newest created")
+"""Which of several it is, of those that calls give."""
+
 NUMBERED: Final = _set("first second third fourth last final next same")
 """The same in words that have other uses."""
 
@@ -73,7 +76,7 @@ PROGRAMMING: Final = _set(
 )
 """Words beside which a search is for what the characters mean."""
 
-DATES: Final = _set("date datetime timestamp deadline time")
+DATES: Final = _set("date datetime timestamp deadline time when")
 
 ENDINGS: Final = _set(
     "csv json txt pdf png jpg jpeg gif svg md html htm xml yaml yml xls xlsx doc docx pptx log mp3 mp4 wav zip "
