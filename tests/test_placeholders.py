@@ -21,7 +21,7 @@ from bfcl import fetched
 from forms import schema_of
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import Stage, codes
+from kit import Stage, codes, on_stage
 from placeholder_rows import LOOK_ALIKES, PLACEHOLDERS, Row
 
 from towerman import Call, Context, Event, PolicyError, Tower, Worker
@@ -32,6 +32,8 @@ from towerman.placeholders.words import words_of
 Records = Callable[[str], list[dict[str, Any]]]
 
 CANARY = "canary-7f3e91"
+
+stage = pytest.fixture(on_stage)
 
 
 # ==================================================================== how much is found
@@ -127,12 +129,16 @@ def written_as_python(texts: Sequence[str], functions: Mapping[str, Any]) -> lis
     """Calls that are written as `mv(source='a', destination='b')`."""
     calls = []
     for text in texts:
-        tree = ast.parse(text.strip(), mode="eval").body
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+        except SyntaxError:  # a text with an apostrophe between apostrophes
+            continue
         assert isinstance(tree, ast.Call)
         name = ast.unparse(tree.func).rpartition(".")[2]
         names = [*functions.get(name, {}).get("parameters", {}).get("properties", {}), *map(str, range(9))]
-        arguments = {key: ast.literal_eval(value) for key, value in zip(names, tree.args, strict=False)}
-        arguments |= {str(one.arg): ast.literal_eval(one.value) for one in tree.keywords}
+        given = [*zip(names, tree.args, strict=False), *((str(one.arg), one.value) for one in tree.keywords)]
+        # Sums are numbers, whatever they come to.
+        arguments = {key: 0 if isinstance(one, ast.BinOp) else ast.literal_eval(one) for key, one in given}
         calls.append(Call(name, arguments))
     return calls
 
@@ -204,6 +210,9 @@ def test_r41_what_two_models_wrote_where_they_had_no_value(shared_data: Records)
     missed, count = 0, 0
     for row in shared_data("taskbench_pred_mm_mistral7b"):
         nodes, links = row["task_nodes"], row["task_links"]
+        listed = [one for node in nodes for one in node.get("arguments", [None])]
+        if not all(isinstance(one, dict) for one in [*listed, *links]):
+            continue  # it is of no form that the data set knows
         calls = [Call(node["task"], {one["name"]: one["value"] for one in node["arguments"]}) for node in nodes]
         needing = {link["target"] for link in links}
         others = Others(calls)
@@ -395,7 +404,7 @@ def test_r41_the_tools_own_words_weigh() -> None:
         ("<order id from find_order>", 0),
         ("{{find_order.id}}", 0),
         ("$find_order", 0),
-        ("toolu_9x", None),
+        ("toolu_9x", 1),
         ("<toolu_9x>", 1),
         ("{{toolu_9x.id}}", 1),
         ("toolu_9x.id", 1),
@@ -411,7 +420,7 @@ def test_r41_the_call_that_is_named_is_told(value: str, names: int | None) -> No
     guard = Guard("pay", "", {"type": "object", "properties": {"order_id": {"type": "string"}}})
     assert guard.suspects({"order_id": value}, ())
     places = guard.find({"order_id": value}, Others(calls), 2)
-    assert [one.call for one in places] == ([] if value == "toolu_9x" else [names])
+    assert [one.call for one in places] == [names]
 
 
 def test_calls_without_names_are_no_trouble() -> None:
@@ -436,7 +445,7 @@ def test_r41_what_is_declared_as_free_text_is_left_alone() -> None:
     arguments = {
         "order_id": "<order id>",
         "lines": [{"text": "<name of it>", "sku": "<sku>"}],
-        "mail": {"body": "Dear [Customer Name]"},
+        "mail": {"body": "<result of step 1>"},
         "more": "<id of it>",
     }
     others = Others([Call("pay", arguments)])
@@ -483,8 +492,8 @@ def test_r41_what_is_told_says_what_to_do() -> None:
         "other's results. Wait for the first result, then call again with the real value."
     )
     assert refusal([one, other], 2, "find_item") == (
-        "Not run: arguments 'order_id' and 'lines[0].sku' hold placeholders instead of a value. Calls of one response do "
-        "not see each other's results. Wait for the result of call 1 (find_item), then call again with the real value."
+        "Not run: arguments 'order_id' and 'lines[0].sku' hold placeholders instead of a value. Calls of one response "
+        "do not see each other's results. Wait for the result of call 1 (find_item), then call again with the real value."
     )
     assert "the result of call 1, then" in refusal([other], 2)
     assert refusal([one], 1).endswith("or from the user. Then call again.")
@@ -749,7 +758,7 @@ def test_r41_what_a_worker_runs_was_looked_through(tmp_path: Path) -> None:
             tower.configure(placeholder_guard="off")
             await run.submit([Call("pay", {"order_id": "<id>"})])
             tower.configure(placeholder_guard="refuse")
-        await Worker(tower).run(until_empty=True)
+        await Worker(tower).run(once=True)
         await tower.aclose()
 
     asyncio.run(main())
@@ -760,15 +769,15 @@ def test_r41_explain_says_what_would_be_refused(stage: Stage) -> None:
     """API: `tower.explain` looks a batch over by the same rules."""
     shop = Shop(stage)
     explained = shop.tower.explain([FIND, PAY, Call("pay_order", PAY.arguments, caller="program:p")])
-    assert [one.code for one in explained.calls] == [None, "unresolved_placeholder", None]
+    assert [(one.index, one.code) for one in explained.refused] == [(1, "unresolved_placeholder")]
     assert explained.notice is None
     assert shop.did == []
     warned = Shop(stage, placeholder_guard="warn").tower.explain([FIND, *[PAY] * 7])
     assert warned.notice is not None
     assert warned.notice.count("was run although") == 5
-    assert [one.code for one in warned.calls] == [None] * 8
+    assert warned.refused == ()
     plan = shop.tower.explain(plan={"plan": [{"id": "a", "tool": "pay_order", "arguments": {"order_id": "<id>"}}]})
-    assert [one.code for one in plan.calls] == [None]
+    assert plan.refused == ()
 
 
 def test_g8_neither_value_nor_name_of_the_models_own_is_told(stage: Stage) -> None:

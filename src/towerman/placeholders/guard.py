@@ -30,6 +30,7 @@ from towerman.placeholders.words import (
     AWAITED,
     BEFORE,
     BLANKS,
+    CALL_IDS,
     DONE,
     KINDS,
     MISSING,
@@ -54,7 +55,7 @@ _PLACE: Final = 120  # characters of a place
 
 _SHORT: Final = 80  # characters of a text that may be a placeholder without any such character
 
-_PROSE_WORDS: Final = BEFORE | RESULTS | STEPS | DONE | {"here", "insert"}
+_PROSE_WORDS: Final = BEFORE | RESULTS | STEPS | CALL_IDS | DONE | {"here", "insert"}
 _PLAIN_WORDS: Final = (
     _PROSE_WORDS | OPEN | {"changeme", "replace", "change", "fill", "new", "string", "from", "use"} | NEWEST
 )

@@ -49,6 +49,7 @@ from towerman.placeholders.words import (
     BEFORE,
     BLANK_PHRASES,
     BLANKS,
+    CALL_IDS,
     DATES,
     DONE,
     ENDINGS,
@@ -387,6 +388,10 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
             found = others.numbered(number[1], index)
             if found is not None or (role in STRICT and number[0] in ("call", "step")):
                 return SOMEWHERE if found is None else found
+        if words[0] in CALL_IDS:
+            found = others.id(whole, index)
+            if found is not None:
+                return found
         head, tail = head_of(whole)
         if tail and role != "query":
             found = others.id(head, index)

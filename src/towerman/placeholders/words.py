@@ -30,6 +30,9 @@ RESULTS: Final = _set("result results output outputs response responses return r
 STEPS: Final = _set("step steps call calls tool task node action subtask invocation e")
 """What gives it."""
 
+CALL_IDS: Final = _set("call toolu tooluse fc chatcmpl")
+"""What the ids begin with that providers give to calls."""
+
 BEFORE: Final = _set("previous prev prior preceding earlier above aforementioned")
 """Which one it was."""
 
