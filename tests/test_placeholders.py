@@ -225,6 +225,64 @@ def test_r41_what_two_models_wrote_where_they_had_no_value(shared_data: Records)
     assert missed <= 0.2 * count  # the others guessed the name of a file
 
 
+@pytest.mark.parametrize(
+    ("tool", "argument", "value", "beside", "is_one"),
+    [
+        # Between marks that hold nothing.
+        ("pay", "order_id", "()", (), False),
+        ("pay", "order_id", "< order id >", (), True),
+        # Sums and code.
+        ("calculator", "expression", "$1 + $2", (), True),
+        ("calculator", "expression", "$3 * 2", (), False),
+        ("calculator", "expression", "#E1 * 3", (), True),
+        ("run_python", "code", "output_of_step_1", (), True),
+        ("run_python", "code", "model_output", (), False),
+        # Variables, by what they are called and where they stand.
+        ("say", "text", "$PREV_RESULT", (), True),
+        ("say", "text", "${steps.lookup.id}", (), True),
+        ("get_weather", "city", "$city", (), True),
+        ("sort", "column", "{{column}}", (), True),
+        ("sort", "column", "<name>", (), True),
+        ("write_file", "content", "{{content}}", (), False),
+        ("login", "api_key", "abc-{user}-x", (), False),
+        ("pay", "order_id", "abc-{user}-x", (), True),
+        # What is left open between square brackets.
+        ("find", "city", "[all of those places that nobody has been to]", (), False),
+        ("post_message", "text", "[Insert Topic]", (), True),
+        ("send_email", "body", "[customer_id]", (), True),
+        # Words in place of any value.
+        ("greet", "user_name", "user_name", (), True),
+        ("greet", "user_name", "UserName", (), False),
+        ("get_weather", "city", "city", (), True),
+        ("get_weather", "season", "season", (), False),
+        ("greet", "user_name", "string", (), True),
+        ("greet", "user_name", "UNKNOWN_UNTIL_LOGIN", (), True),
+        ("greet", "user_name", "use the output", (), True),
+        ("greet", "user_name", "ENTER USER NAME", (), True),
+        ("greet", "user_name", "latest_user_id", (), True),
+        ("greet", "user_name", "a b c d e f g h i j k l m n result o", (), False),
+        ("greet", "user_name", "user name", (), False),
+        ("get_order", "order_id", "N/A", (), True),
+        ("forward", "to", "n/a", (), False),
+        # Steps that are there, and steps that are not.
+        ("greet", "user_name", "step_9", (), False),
+        ("greet", "user_name", "step-1", ("log_in",), True),
+        ("get_item", "item_id", "result_2", (), True),
+        ("get_item", "item_id", "callback.value", (), False),
+        ("get_item", "item_id", "@result", (), True),
+        ("greet", "user_name", "city_geo_code_result", ("geo_code",), True),
+        ("greet", "user_name", "city_geo_code_result", (), False),
+        # Prose that says nothing else, and titles.
+        ("create_note", "text", "Output of step 1 please", (), True),
+        ("create_note", "title", "Result of step 1 please", (), False),
+        ("add_review", "text", "I liked <the output of the previous call> most", (), True),
+    ],
+)
+def test_r41_fine_points(tool: str, argument: str, value: str, beside: tuple[str, ...], is_one: bool) -> None:
+    """R-41: where the same words, in another argument or beside other calls, are something else."""
+    assert bool(found(tool, {argument: value}, {argument: {}}, beside)) is is_one
+
+
 # ==================================================================== the first look, and texts of any kind
 
 NAMES = ["id", "order_id", "path", "url", "body", "query", "code", "template", "amount", "city", "date", "user", "to"]
@@ -358,6 +416,21 @@ def test_r41_schemas_that_refer_to_themselves() -> None:
     assert [one.place for one in guard.find(arguments, Others([Call("link", {})]), 0)] == ["first.next.next.item_id"]
 
 
+def test_r41_schemas_of_alternatives() -> None:
+    """R-41: what one alternative says of a field holds where another one says nothing, or the same again."""
+    node = {"type": "object", "properties": {"item_id": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "item": {"anyOf": [{"$ref": "#/$defs/node"}, {"allOf": [{"$ref": "#/$defs/node"}]}, dict(node)]}
+        },
+        "$defs": {"node": node},
+    }
+    guard = Guard("link", "", schema)
+    (place,) = guard.find({"item": {"item_id": "TBD"}}, Others([Call("link", {})]), 0)
+    assert place.place == "item.item_id"
+
+
 def test_r41_what_the_schema_itself_names_is_a_value() -> None:
     """R-41: enum, examples, const and default are no placeholders, whatever they look like."""
     for schema in ({"enum": ["<all>"]}, {"examples": ["<all>"]}, {"const": "<all>"}, {"default": "<all>"}):
@@ -421,6 +494,26 @@ def test_r41_the_call_that_is_named_is_told(value: str, names: int | None) -> No
     assert guard.suspects({"order_id": value}, ())
     places = guard.find({"order_id": value}, Others(calls), 2)
     assert [one.call for one in places] == [names]
+
+
+def test_r41_objects_that_refer() -> None:
+    """R-41: an object that can only be a reference is one; another one where it names a call of the batch."""
+    calls = [Call("find_file", {}, "c1"), Call("move", {}, "c2")]
+    guard = Guard("move", "", {"type": "object", "properties": {"source": {}, "schema": {}}})
+
+    def names(value: Any, argument: str = "source") -> list[int | None]:
+        arguments = {argument: value}
+        places = [one.call for one in guard.find(arguments, Others(calls), 1)]
+        assert guard.suspects(arguments, ()) or not places
+        return places
+
+    assert names({"$ref": "c1#/path"}) == names({"ref": "c1"}) == names({"call_id": "c1", "path": "a"}) == [0]
+    assert names({"$ref": "elsewhere"}) == names({"output_of": 5}) == [None]
+    assert names({"ref": "elsewhere"}) == names({"call_id": 5}) == names({"$ref": "c1", "color": "red"}) == []
+    assert names({"$ref": "#/$defs/a"}, "schema") == []
+    assert names({"a": 1, "b": 2, "c": 3, "ref": "c1"}) == names({}) == names({5: "x", "ref": "c1"}) == []
+    assert guard.suspects({"ref": "c1"}, ())
+    assert not guard.suspects({"else": "some words " * 20, "more": "a/b"}, ())
 
 
 def test_calls_without_names_are_no_trouble() -> None:
@@ -493,7 +586,8 @@ def test_r41_what_is_told_says_what_to_do() -> None:
     )
     assert refusal([one, other], 2, "find_item") == (
         "Not run: arguments 'order_id' and 'lines[0].sku' hold placeholders instead of a value. Calls of one response "
-        "do not see each other's results. Wait for the result of call 1 (find_item), then call again with the real value."
+        "do not see each other's results. Wait for the result of call 1 (find_item), then call again with the real "
+        "value."
     )
     assert "the result of call 1, then" in refusal([other], 2)
     assert refusal([one], 1).endswith("or from the user. Then call again.")

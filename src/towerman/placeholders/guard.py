@@ -57,7 +57,10 @@ _SHORT: Final = 80  # characters of a text that may be a placeholder without any
 
 _PROSE_WORDS: Final = BEFORE | RESULTS | STEPS | CALL_IDS | DONE | {"here", "insert"}
 _PLAIN_WORDS: Final = (
-    _PROSE_WORDS | OPEN | {"changeme", "replace", "change", "fill", "new", "string", "from", "use"} | NEWEST
+    _PROSE_WORDS
+    | OPEN
+    | {"changeme", "replace", "change", "fill", "enter", "put", "new", "string", "from", "use"}
+    | NEWEST
 )
 _STRICT_WORDS: Final = (
     _PLAIN_WORDS | AWAITED | BLANKS | MISSING | TYPES | KINDS | TIMES | POINTERS | AMOUNTS | NUMBERED
@@ -257,12 +260,12 @@ class Guard:
                         if isinstance(part, str | Mapping | list | tuple)
                     ]
                     waiting += reversed(below)
-            elif isinstance(value, list | tuple):
-                item = spot.item
+            else:
+                item, entries = spot.item, cast("Sequence[object]", value)
                 inside = (spot, look) if item is None else (item, self._look(item))
                 waiting += [
                     (part, *inside, f"{place}[{at}]")
-                    for at, part in zip(range(len(value) - 1, -1, -1), reversed(value), strict=True)
+                    for at, part in zip(range(len(entries) - 1, -1, -1), reversed(entries), strict=True)
                     if isinstance(part, str | Mapping | list | tuple)
                 ]
             if call is not None:

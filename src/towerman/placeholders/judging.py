@@ -280,7 +280,7 @@ def _whole_gap_is(gap: Gap, spot: Spot, others: Others, index: int) -> bool:
     if role == "place" and is_variable(gap):
         return False
     if role in STRICT:
-        return gap.style != "square" or len(gap.words) > 0
+        return True
     if gap.style == "name":
         if {"symbol", "ticker", "stock", "cashtag"} & set(spot.own):
             return False
@@ -352,9 +352,7 @@ def _whole_words(whole: str, spot: Spot, others: Others, index: int) -> int | No
         return SOMEWHERE if names_done(words) and whole.lower() == whole else None
     if role == "query":
         return None
-    if role == "text":
-        return SOMEWHERE if names_done(words) and len(words) <= 3 and not _TITLES.intersection(spot.own) else None
-    return None
+    return SOMEWHERE if names_done(words) and _TITLES.isdisjoint(spot.own) else None
 
 
 def _is_sign(whole: str, role: Role) -> bool:
@@ -529,9 +527,9 @@ def _is_own_name(whole: str, words: list[str], spot: Spot) -> bool:
     """The name of the argument in place of its value."""
     if not spot.own or tuple(words) != spot.own:
         return False
-    if len(words) > 1 and spot.role == "plain":
+    if len(words) > 1:
         return "_" in whole  # names of variables are written in other ways where code is handed on
-    return (len(words) > 1 and is_identifier(whole)) or spot.own[-1] in ENTITIES
+    return spot.own[-1] in ENTITIES
 
 
 def _is_fill(words: Sequence[str], spot: Spot, named: bool, upper: bool) -> bool:
