@@ -27,6 +27,7 @@ from placeholder_rows import LOOK_ALIKES, PLACEHOLDERS, Row
 from towerman import Call, Context, Event, PolicyError, Tower, Worker
 from towerman.calls import Batch
 from towerman.placeholders import Found, Guard, Others, patterns, refusal, told, warning
+from towerman.placeholders.guard import MOST_LOOKED
 from towerman.placeholders.words import words_of
 
 Records = Callable[[str], list[dict[str, Any]]]
@@ -374,17 +375,36 @@ def test_long_texts_are_looked_through(piece: str) -> None:
     assert found("send_mail", {"body": "Dear [Customer Name], " + piece * 1000}, {"body": {}})
 
 
-def test_deep_values_do_not_recurse() -> None:
-    """Lists and objects of any depth are gone through."""
+def test_many_values_are_looked_through_up_to_a_bound() -> None:
+    """Of very many values the first some thousand are looked at, wherever they are, and no more."""
+    guard = Guard("book", "", {"type": "object", "properties": {"item_ids": {"type": "array"}}})
+    others = Others([Call("book", {})])
+
+    def places(value: Any) -> list[str]:
+        arguments = {"item_ids": value}
+        seen = [one.place for one in guard.find(arguments, others, 0)]
+        assert guard.suspects(arguments, ()) or not seen
+        return seen
+
+    plain = [f"A-{number}" for number in range(MOST_LOOKED)]
+    assert places([*plain[: MOST_LOOKED - 3], "<item id>"]) == [f"item_ids[{MOST_LOOKED - 3}]"]
+    assert places([*plain, "<item id>"]) == places({**dict.fromkeys(plain, "A"), "id": "<item id>"}) == []
+    assert not guard.suspects({"item_ids": plain[:100]}, ())
+    assert places(["<b> or <i>"] * 200_000) == []
+
+
+@pytest.mark.parametrize(("levels", "places"), [(MOST_LOOKED - 10, 1), (50_000, 0)])
+def test_deep_values_do_not_recurse(levels: int, places: int) -> None:
+    """Lists and objects of any depth are gone through, as far as values are looked at."""
     deep: Any = "<result of step 1>"
     named: Any = "<result of step 1>"
-    for _ in range(50_000):
+    for _ in range(levels):
         deep, named = [deep], {"inner": named}
     guard = Guard("look", "", {"type": "object", "properties": {"id": {}}})
     others = Others([Call("look", {})])
     for arguments in ({"id": deep}, {"id": named}, {"other": deep}, {"other": named}):
         assert guard.suspects(arguments, ())
-        assert len(guard.find(arguments, others, 0)) == 1
+        assert len(guard.find(arguments, others, 0)) == places
 
 
 # ==================================================================== schemas

@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
+from itertools import islice
 from typing import Final, NamedTuple, cast
 
 from towerman.arguments import as_mapping
@@ -49,6 +50,9 @@ from towerman.policy import nearest
 
 MOST_TOLD: Final = 5
 """Places of one call that are told."""
+
+MOST_LOOKED: Final = 1_000
+"""Values inside lists and objects of one call that are looked through; what comes behind them is taken for values."""
 
 _NAME: Final = 64  # characters of a name in a message
 _PLACE: Final = 120  # characters of a place
@@ -202,7 +206,11 @@ class Guard:
     def _inside(self, value: object, spot: Spot | None, name: object, tools: Collection[str]) -> bool:
         """The same for lists and objects; what is no JSON is looked at as the model wrote it."""
         waiting = [(value, spot, name)]
+        looked = 0
         while waiting:
+            if len(waiting) + looked > MOST_LOOKED:  # which of them are looked through is another question
+                return True
+            looked += 1
             one, spot, name = waiting.pop()
             kind = type(one)
             if kind in _PLAIN or (spot is not None and spot.free):
@@ -243,7 +251,9 @@ class Guard:
         if tools is None:
             tools = others.tools
         waiting: list[tuple[object, Spot, _Look, str]] = [(arguments, self._top, self._look(self._top), "")]
-        while waiting and len(found) < MOST_TOLD:
+        looked = 0
+        while waiting and len(found) < MOST_TOLD and looked < MOST_LOOKED:
+            looked += 1
             value, spot, look, place = waiting.pop()
             if spot.free:
                 continue
@@ -256,12 +266,12 @@ class Guard:
                 if call is None:
                     below = [
                         (part, *self._place(key, spot), _shown(key, spot, place))
-                        for key, part in value.items()
+                        for key, part in islice(value.items(), MOST_LOOKED)
                         if isinstance(part, str | Mapping | list | tuple)
                     ]
                     waiting += reversed(below)
             else:
-                item, entries = spot.item, cast("Sequence[object]", value)
+                item, entries = spot.item, cast("Sequence[object]", value)[:MOST_LOOKED]
                 inside = (spot, look) if item is None else (item, self._look(item))
                 waiting += [
                     (part, *inside, f"{place}[{at}]")

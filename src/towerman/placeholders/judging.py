@@ -18,6 +18,7 @@ from typing import Final
 from towerman.calls import Call
 from towerman.placeholders import patterns
 from towerman.placeholders.reading import (
+    MOST_READ,
     Gap,
     called,
     follows_arrow,
@@ -655,7 +656,7 @@ def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> boo
     if role == "code" or (role == "query" and tool.codes):
         return _plain_words(gap) or (tool.runs and _cannot_run(gap, tool, text))
     if style == "mark":
-        if role == "text" and patterns.NUMBERED_SIGN.search(text) is not None:
+        if role == "text" and patterns.NUMBERED_SIGN.search(text, 0, MOST_READ) is not None:
             return False  # a text that speaks of numbers by this sign
         before = words_of(text[max(0, gap.start - 20) : gap.start])
         return role != "label" and _COLORS.isdisjoint(spot.own) and _NUMBERS_OF.isdisjoint(before[-1:])
