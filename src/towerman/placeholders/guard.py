@@ -327,13 +327,16 @@ def _shown(key: object, spot: Spot, place: str) -> str:
     return f"{place}.{name}" if place else name
 
 
+def _has_mark(text: str) -> bool:
+    """Has a text a sign that begins most placeholders and stands in few values?"""
+    # One look for each of them is quicker than one for all.
+    return "<" in text or "{" in text or "$" in text or "[" in text or "%" in text or "#" in text
+
+
 def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
     """Has a text what a placeholder cannot do without?"""
-    # One look for each of these is quicker than one for all of them.
-    if "<" in text or "{" in text or "$" in text or "[" in text or "%" in text or "#" in text:
-        return True
     if len(text) > _SHORT:
-        return False
+        return _has_mark(text)
     low = text.lower()
     if low.isalnum():
         if low in look.single or text in tools:
@@ -341,6 +344,8 @@ def _may_be(text: str, look: _Look, tools: Collection[str]) -> bool:
         if low == text:
             return low[-1].isdigit() and low.startswith(_BEFORE_NUMBER)
         return text[1:] != low[1:] and text.isalpha() and not text.isupper()  # `previousResult`
+    if _has_mark(text):
+        return True
     if look.place and ("/" in low or "\\" in low):
         left_open = "/:" in low or "/ID" in text or CAPITALS.search(text) is not None
         if left_open or not look.any:
