@@ -532,7 +532,11 @@ def test_r41_objects_that_refer() -> None:
     assert names({"ref": "elsewhere"}) == names({"call_id": 5}) == names({"$ref": "c1", "color": "red"}) == []
     assert names({"$ref": "#/$defs/a"}, "schema") == []
     assert names({"a": 1, "b": 2, "c": 3, "ref": "c1"}) == names({}) == names({5: "x", "ref": "c1"}) == []
-    assert guard.suspects({"ref": "c1"}, ())
+    whole = {"$ref": "c1"}
+    assert guard.suspects(whole, ())
+    assert guard.find(whole, Others(calls), 1) == [Found("", 0)]
+    own = Guard("pay", "", {"type": "object", "properties": {"reference": {"type": "object"}}})
+    assert not own.suspects({"reference": {"a": 1, "b": 2, "c": 3, "ref": "x"}}, ())
     assert not guard.suspects({"else": "some words " * 20, "more": "a/b"}, ())
 
 

@@ -113,6 +113,8 @@ _REFERENCES: Final = frozenset(
     {"$ref", "$from", "$result", "$output", "$step", "$call", "$var", "$prev", "from_call", "from_step", "output_of"}
     | {"result_of", "call_id", "step_id", "tool_call_id", "ref", "reference", "depends_on"}
 )
+_FEW: Final = 3  # fields of an object that refers
+
 _OUTRIGHT: Final = frozenset(
     {"$ref", "$from", "$result", "$output", "$step", "$call", "$var", "$prev", "from_call", "from_step"}
     | {"output_of", "result_of"}
@@ -142,7 +144,7 @@ class Guard:
         free_text: places that are left alone, names or paths such as `message.body`; True: all of them.
     """
 
-    __slots__ = ("_free", "_looks", "_texts", "_top")
+    __slots__ = ("_free", "_looks", "_marks", "_texts", "_top")
 
     def __init__(
         self, name: str, description: str, schema: Mapping[str, object], free_text: bool | Collection[str] = ()
@@ -152,6 +154,7 @@ class Guard:
         if not isinstance(free_text, bool):
             self._set_free(free_text)
         self._looks: dict[int, _Look] = {}  # by the identity of a spot: all of them live as long as the guard
+        self._marks = _REFERENCES.difference(self._top.fields)
         # Most calls are a few texts, so these are looked at by the shortest way.
         self._texts = {str(name): self._look(spot) for name, spot in self._top.fields.items() if not spot.free}
 
@@ -186,6 +189,8 @@ class Guard:
         """
         if self._free:
             return False
+        if len(keywords) <= _FEW and not self._marks.isdisjoint(keywords):
+            return True
         texts = self._texts
         for name, value in keywords.items():
             if type(value) is str:
@@ -196,10 +201,7 @@ class Guard:
                     continue
             elif type(value) in _PLAIN:
                 continue
-            spot = self._top.fields.get(name)
-            if spot is None and name in _REFERENCES:
-                return True
-            if self._inside(value, spot, name, tools):
+            if self._inside(value, self._top.fields.get(name), name, tools):
                 return True
         return False
 
@@ -223,10 +225,12 @@ class Guard:
                 elif _may_be(text, self._look(spot), tools) and text not in spot.known:
                     return True
             elif kind is dict:
+                few = len(cast("dict[object, object]", one)) <= _FEW
                 for key, part in cast("dict[object, object]", one).items():
-                    if key in _REFERENCES:
+                    known = None if spot is None else spot.fields.get(key)
+                    if few and known is None and key in _REFERENCES:
                         return True
-                    waiting.append((part, None if spot is None else spot.fields.get(key), key))
+                    waiting.append((part, known, key))
             elif kind is list or kind is tuple:
                 inside = spot if spot is None or spot.item is None else spot.item
                 waiting += [(part, inside, name) for part in cast("Sequence[object]", one)]
@@ -392,7 +396,7 @@ def _odd(text: str, low: str, look: _Look, tools: Collection[str]) -> bool:
 
 def _reference(value: Mapping[object, object], spot: Spot, others: Others, index: int) -> int | None:
     """`{"$ref": "find#/path"}`: an object that refers to the result of a call."""
-    if not 1 <= len(value) <= 3 or spot.role in ("code", "form"):
+    if not 1 <= len(value) <= _FEW or spot.role in ("code", "form"):
         return None
     keys = [key for key in value if isinstance(key, str)]
     if len(keys) != len(value) or any(key in spot.fields for key in keys):
