@@ -68,6 +68,8 @@ class Call:
         needs: ids of calls of the same batch whose results must be there first.
         idempotency_key: handed to the handler as it is (`Context.idempotency_key`).
         if_failed: what to do where a call that it needs came to nothing: `skip` it too, or `run_anyway`.
+        caller: what made the call, where that was not the model itself but code that it wrote and the provider runs:
+            the kind of that code and its id, `program:call_1`. Its arguments are results already.
     """
 
     tool: str
@@ -76,6 +78,7 @@ class Call:
     needs: Sequence[str] = ()
     idempotency_key: str | None = None
     if_failed: IfFailed = "skip"
+    caller: str = ""
 
     def __repr__(self) -> str:
         return f"Call(id={self.id[:64]!r}, arguments={_size(self.arguments)}, needs={len(self.needs)})"

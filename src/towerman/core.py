@@ -917,7 +917,7 @@ def _loaded(call: Call) -> Mapping[str, object] | None:
 
 def filled(call: Call, arguments: Mapping[str, object]) -> Call:
     """The same call with these arguments."""
-    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed)
+    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed, call.caller)
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

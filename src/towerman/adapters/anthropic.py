@@ -8,6 +8,10 @@ House rules. Blocks that the provider runs itself (`server_tool_use`, `mcp_tool_
 that came as text (a stream without validation gives that) stays text: the arguments room reads or refuses it, and what
 goes back is an object, as the form wants.
 
+A block with a `caller` other than `direct` is a call of code that the model wrote and that waits for the answer: its
+arguments are values already. The answer to such calls may hold results only, and that is all that is ever written here.
+`needs` or `depends_on` beside a call are ids of other calls. Both go back as they came.
+
 Not here: how a refused argument is worded (arguments).
 """
 
@@ -20,6 +24,7 @@ from typing import Final
 from towerman.adapters.reading import (
     Fields,
     argument_value,
+    beside,
     described,
     fields_of,
     identifier,
@@ -98,11 +103,14 @@ def _read(blocks: Sequence[object], place: str, truncated: bool = False, respons
             name = block.get("name")
             arguments = block.get("input")
             own = block.get("id")
+            needs, caller = beside(block) if len(block) > 4 else ((), "")
             calls.append(
                 Call(
                     name if type(name) is str else tool_name(name),
                     arguments if type(arguments) is dict else argument_value(arguments),
                     own if type(own) is str else identifier(own),
+                    needs,
+                    caller=caller,
                 )
             )
         elif not isinstance(kind, str):

@@ -231,7 +231,7 @@ def escape(value: object) -> object:
     Args:
         value: plain JSON data; a copy is returned.
     """
-    return copied(value, escape_text, _escape_key)
+    return copied(value, escape_text, escape_key)
 
 
 def escape_text(text: str, *, whole: bool = True) -> str:
@@ -246,7 +246,8 @@ def escape_text(text: str, *, whole: bool = True) -> str:
     return _MEANT.sub("$$", text) if whole else text.replace("$", "$$")
 
 
-def _escape_key(key: str) -> str:
+def escape_key(key: str) -> str:
+    """Write a key so that it is read as it is."""
     return f"${key}" if _KEY.fullmatch(key) else key
 
 

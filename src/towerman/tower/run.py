@@ -385,6 +385,7 @@ def _is_plain(call: Call) -> bool:
     return (
         type(call.needs) is tuple
         and not call.needs
+        and not call.caller
         and type(call.arguments) in (dict, str)
         and all(type(one) is str for one in fields)
     )

@@ -1,0 +1,131 @@
+"""TaskBench's plans: `{"task_nodes": [{"task": ..., "arguments": ["<node-0>"]}], "task_links": [{"source": ...}]}`.
+
+Theory. Nodes are numbered from 0 in the order of the list. `<node-0>` in an argument is the result of node 0. Links say
+by the names of tools what comes before what; they are needs besides those of the references, and may disagree with
+them: then both hold, or the plan is a circle. Arguments are values without names, or `{"name": ..., "value": ...}`.
+
+House rules. `<Node_0>` and `<node 0>` can mean only one thing and are read. Anything else in angle brackets that names a
+node and a number is refused. A link by the name of a tool that several nodes have could mean each of them: refused.
+
+Not here: other words for a value that is to come, such as `<generated image>`; the placeholder guard sees them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from towerman.adapters.reading import described, fields_of, items_of
+from towerman.calls import Call
+from towerman.errors import InputError
+from towerman.forms.document import BadText, Draft, PlanDocument, native_arguments, native_items, number
+
+FORM: Final = "taskbench"
+
+_BRACKETS: Final = re.compile(r"<([^<>]*)>")
+_NODE: Final = re.compile(r"\s*node[\s_-]*(\d{1,18})\s*", re.IGNORECASE | re.ASCII)
+_LIKE_A_NODE: Final = re.compile(r"\bnode[\s_-]*\d", re.IGNORECASE | re.ASCII)
+
+
+def read(fields: Mapping[str, object]) -> PlanDocument:
+    """Read a plan.
+
+    Raises:
+        InputError: a part has another type than the form wants; it says which.
+        RefusedPlan: a reference or a link cannot be followed, or an argument cannot be read.
+    """
+    draft = Draft(FORM, ordered=True, numbered=True)
+    nodes = items_of(fields.get("task_nodes"))
+    if nodes is None:
+        raise InputError(f"task_nodes: a list is wanted, got {described(fields.get('task_nodes'))}")
+    for index, item in enumerate(nodes):
+        node = fields_of(item)
+        if node is None or not isinstance(node.get("task"), str):
+            raise InputError(f"task_nodes[{index}].task: the name of a tool is wanted")
+        _node(draft, node)
+    _links(draft, fields.get("task_links"))
+    return draft.finish()
+
+
+def _node(draft: Draft, node: Mapping[str, object]) -> None:
+    """One node."""
+    given: list[object] = []
+    named: dict[str, object] = {}
+    arguments = node.get("arguments")
+    if isinstance(arguments, Mapping):
+        named = {str(name): value for name, value in arguments.items()}
+    else:
+        items = () if arguments is None else items_of(arguments)
+        if items is None:
+            draft.refuse("invalid_arguments", f"arguments: a list is wanted, got {described(arguments)}")
+            items = ()
+        for place, item in enumerate(items, 1):
+            if not isinstance(item, Mapping):
+                given.append(item)
+            elif item.keys() != {"name", "value"} or not isinstance(item["name"], str):
+                draft.refuse(
+                    "invalid_arguments", f"argument {place}: a value, or an object with 'name' and 'value', is wanted"
+                )
+            elif item["name"] in named:
+                draft.refuse("invalid_arguments", f"argument {place}: its name stands twice")
+            else:
+                named[item["name"]] = item["value"]
+    own = str(len(draft.calls))
+    bound = native_arguments(draft, named, split)
+    draft.add(Call(str(node["task"]), bound, own), native_items(draft, given, split))
+
+
+def _links(draft: Draft, links: object) -> None:
+    """What the links say, as needs."""
+    items = () if links is None else items_of(links)
+    if items is None:
+        raise InputError(f"task_links: a list is wanted, got {described(links)}")
+    where: dict[str, list[int]] = {}
+    for index, call in enumerate(draft.calls):
+        where.setdefault(call.tool, []).append(index)
+    needs: dict[int, dict[str, None]] = {}
+    for place, item in enumerate(items):
+        link = fields_of(item)
+        ends = [] if link is None else [link.get("source"), link.get("target")]
+        if not ends or not all(isinstance(end, str) for end in ends):
+            raise InputError(f"task_links[{place}]: an object with the texts 'source' and 'target' is wanted")
+        nodes = [_linked(draft, where, str(end), place, place_of) for end, place_of in zip(ends, _ENDS, strict=True)]
+        if nodes[0] is not None and nodes[1] is not None:
+            needs.setdefault(nodes[1], {})[str(nodes[0])] = None
+    for index, wanted in needs.items():
+        draft.calls[index] = replace(draft.calls[index], needs=tuple(wanted))
+
+
+_ENDS: Final = ("source", "target")
+
+
+def _linked(draft: Draft, where: Mapping[str, Sequence[int]], name: str, place: int, end: str) -> int | None:
+    """The node that a link names."""
+    found = where.get(name, ())
+    if len(found) == 1:
+        return found[0]
+    if found:
+        told = f"task_links[{place}].{end} names its tool, and so do {len(found)} nodes: which one is not known"
+        for index in found:
+            draft.refuse("bad_reference", told, index)
+    else:
+        told = f"task_links[{place}].{end} names a tool that no node has"
+        draft.refuse("unknown_dependency", told, len(draft.calls))
+    return None
+
+
+def split(text: str) -> list[str | tuple[str]]:
+    """The parts of a text with references."""
+    parts: list[str | tuple[str]] = []
+    end = 0
+    for match in _BRACKETS.finditer(text):
+        node = _NODE.fullmatch(match[1])
+        if node is not None:
+            parts += [text[end : match.start()], (number(node[1]),)]
+            end = match.end()
+        elif _LIKE_A_NODE.search(match[1]):
+            raise BadText("angle brackets that name a node, and not only that; write '<node-0>'")
+    parts.append(text[end:])
+    return [part for part in parts if part]
