@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from kit import Stage, codes, on_stage, run_virtual
 
 from towerman import Approved, BatchResult, Budget, Call, Denied, PolicyError, Tower
+from towerman.calls import Batch
 from towerman.clock import VirtualClock
 
 stage = pytest.fixture(on_stage)
@@ -566,11 +567,100 @@ def test_explain_tells_the_order_of_a_plan_and_runs_nothing(stage: Stage) -> Non
         ],
         plan=True,
     )
-    pairs = {(edge.earlier, edge.later) for edge in told.edges}
+    pairs = {(edge.before, edge.after) for edge in told.edges}
     assert {(0, 1), (1, 2), (0, 3)} <= pairs
     assert story == []
     refused = tower.explain([Call("give", {"value": "${a}"}, "a")], plan=True)
     assert "dependency_cycle" in str(refused)
+
+
+def test_what_a_plan_comes_to_is_told_by_name_and_kept_while_it_waits(stage: Stage) -> None:
+    """A plan that names its outputs: references in them are filled in; what has not answered, or leads nowhere, is left
+    out, and after a person has decided the rest is there, too.
+    """
+    tower = planner(stage, secret="one and the same")
+
+    @tower.tool(independent=True, read_only=False, requires_approval=True)
+    async def send(text: str) -> str:
+        return text
+
+    calls = (Call("give", {"value": {"x": [1, 2]}}, "a"), Call("send", {"text": "hello"}, "b"))
+    named = {"all": "${a.x}", "sent": "got ${b}", "lost": "${a.y}", "plain": "costs $$5", "more": [{"$ref": "a#/x/1"}]}
+
+    async def main() -> tuple[Any, Any, Any]:
+        async with tower.run() as run:
+            first = await run.execute(Batch(calls, plan=True, outputs=named))
+            done = await run.resume(first.state(), {first.pending[0].approval_id: Approved()})
+            plain = await run.execute(Batch(calls[:1], plan=True, outputs={"fixed": 1}))
+        return first.outputs, done.outputs, plain.outputs
+
+    first, done, plain = stage.run(main())
+    assert first == {"all": [1, 2], "plain": "costs $5", "more": [2]}
+    assert done == {**first, "sent": "got hello"}
+    assert plain == {"fixed": 1}
+    assert run_plan(stage, tower, calls[0]).outputs is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "code"),
+    [
+        (
+            Batch((Call("give", {"value": "${2}"}, "1"), Call("give", {}, "2")), plan=True, ordered=True),
+            "bad_reference",
+        ),
+        (Batch((Call("give", {"value": "${9}"}, "1"),), plan=True, numbered=True), "bad_reference"),
+        (Batch((Call("give", {}, "1"),), plan=True, outputs={"x": "${9}"}), "unknown_dependency"),
+    ],
+)
+def test_g5_what_the_form_of_a_plan_forbids_runs_nothing(stage: Stage, batch: Batch, code: str) -> None:
+    tower = planner(stage)
+    done = stage.run(tower.execute(batch))
+    assert set(codes(done)) == {code}
+    assert not stage.started
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("where", ["calls", "plan", "both"])
+def test_a_plan_document_is_a_plan_wherever_it_stands(stage: Stage, where: str, as_text: bool) -> None:
+    """API section 5: the native form, as data or as text; `turn` writes it so that it can be read again."""
+    steps = [
+        {"id": "a", "tool": "give", "arguments": {"value": {"x": 1}}},
+        {"id": "b", "tool": "take", "arguments": {"got": {"$ref": "a#/x"}}},
+        {"id": "c", "tool": "fail"},
+        {"id": "d", "tool": "take", "arguments": {"got": "${b}"}, "needs": ["c"], "if_failed": "run_anyway"},
+    ]
+    document: Any = {"plan": steps}
+    given: Any = json.dumps(document) if as_text else document
+    tower = planner(stage)
+
+    async def main() -> BatchResult:
+        if where == "calls":
+            return await tower.execute(given)
+        return await (tower.execute(plan=given) if where == "plan" else tower.execute(given, plan=True))
+
+    batch = stage.run(main())
+    assert outcomes(batch) == ["ok", "ok", "handler_error", "ok"]
+    assert json.loads(batch[3].content) == ["[1, null]", None]
+    written = batch.turn()[0]
+    assert [step["id"] for step in written["plan"]] == ["a", "b", "c", "d"]  # type: ignore[attr-defined]  # plain data
+    again = stage.run(tower.execute(written))
+    assert [one.content for one in again] == [one.content for one in batch]
+
+
+def test_a_value_that_was_not_kept_whole_refuses_who_refers_to_it(stage: Stage, tmp_path: Path) -> None:
+    """What the model was shown of a result does not say of which type it was: nothing is guessed from it."""
+    tower = planner(stage, journal=str(tmp_path / "j.db"))
+    plain = [Call("give", {"value": "123"}, "a"), Call("take", {}, "b")]
+    plan = [Call("give", {"value": "123"}, "a"), Call("take", {}, "b"), Call("take", {"got": "${a}"}, "c")]
+
+    async def main() -> BatchResult:
+        async with tower.run("r") as run:
+            await run.execute(plain, batch_id="plan")
+            return await run.execute(plan, plan=True, batch_id="plan")
+
+    batch = stage.run(main())
+    assert outcomes(batch) == ["ok", "ok", "bad_reference"]
+    assert "not kept whole" in batch[2].message
 
 
 # ------------------------------------------------------------------ random plans
@@ -624,3 +714,58 @@ def test_random_plans_give_the_values_of_a_run_one_by_one(seed: int, size: int, 
     assert [result.value for result in batch] == [expected[step] for step in range(size)]
     assert sorted(started) == list(range(size))
     assert peak <= limit
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 10**9), turns=st.integers(0, 60), how=st.sampled_from(("caller", "run", "call")))
+def test_g1_g3_random_plans_that_are_cancelled_anywhere(seed: int, turns: int, how: str) -> None:
+    """G1, G3, G12: whenever a plan is cancelled, each step has one result, and nothing is held or left waiting."""
+    draw = random.Random(seed)
+    clock = VirtualClock()
+    tower = Tower(_clock=clock, undeclared="independent")
+
+    @tower.tool(independent=True)
+    async def give(value: Any = None) -> Any:
+        await asyncio.sleep(draw.choice((0.0, 0.0, 1.0)))
+        return value
+
+    @tower.tool(writes="row:{row}")
+    async def put(row: int, value: Any = None) -> dict[str, int]:
+        await asyncio.sleep(0)
+        return {"row": row}
+
+    @tower.tool(independent=True)
+    async def fail(value: Any = None) -> None:
+        raise ValueError
+
+    calls = []
+    for step in range(draw.randint(1, 25)):
+        before = draw.randrange(step) if step else None
+        arguments: dict[str, Any] = {} if before is None else {"value": [f"${{s{before}}}"]}
+        tool = draw.choice(("give", "give", "put", "fail"))
+        if tool == "put":
+            arguments["row"] = (
+                f"${{s{before}.row}}" if before is not None and draw.random() < 0.3 else draw.randrange(3)
+            )
+        calls.append(Call(tool, arguments, f"s{step}", if_failed=draw.choice(("skip", "run_anyway"))))
+
+    async def main() -> BatchResult | None:
+        async with tower.run(max_concurrency=3) as run:
+            task = asyncio.ensure_future(run.execute(calls, plan=True))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if how == "caller":
+                task.cancel()
+            else:
+                run.cancel(index=draw.randrange(25) if how == "call" else None)
+            try:
+                return await task
+            except asyncio.CancelledError:
+                return run.last_batch
+
+    batch = run_virtual(main(), clock)
+    if batch is not None:  # else it was cancelled before it was handed in
+        assert [result.index for result in batch] == list(range(len(calls)))
+    tower.validate()
+    seen = tower.statistics()
+    assert not (seen.running or seen.waiting or seen.behind or seen.orphans)

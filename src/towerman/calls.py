@@ -66,7 +66,8 @@ class Call:
         arguments: a mapping of argument names to values, or the JSON text as the model wrote it.
         id: the provider's id; may be empty or repeated.
         needs: ids of calls of the same batch whose results must be there first.
-        idempotency_key: handed to the handler as it is (`Context.idempotency_key`).
+        idempotency_key: handed to the handler as it is (`Context.idempotency_key`); None or empty: the call comes
+            without one, and where it may have an effect one is made for it.
         if_failed: what to do where a call that it needs came to nothing: `skip` it too, or `run_anyway`.
         caller: what made the call, where that was not the model itself but code that it wrote and the provider runs:
             the kind of that code and its id, `program:call_1`. Its arguments are results already.

@@ -276,6 +276,7 @@ class Core:
         self.journal_key = None
         self.flights.clear()
         self.joined.clear()
+        self.paused.clear()  # their pauses were in the other gate
         self.asking = 0
         self._digest_key = None
         self.purse.reset()
@@ -650,6 +651,7 @@ class Core:
         foreseen: dict[int, tuple[Access, ...] | None],
     ) -> Seen:
         from towerman.explain import Seen
+        from towerman.records import packed
 
         call = batch.calls[index]
         if bound is not None:
@@ -681,6 +683,7 @@ class Core:
             merged=not gated and likeness is not None and want.of.policy.merge is not None,
             approval=gated,
             asks=asks,
+            defers=want.of.defer and packed(call.arguments, call.idempotency_key) is not None,
         )
 
     def _foreseen(

@@ -58,8 +58,10 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same in
-            each attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
+        idempotency_key: the call's key, the same in each attempt: the one that it came with; else one that is made of
+            its identity (its run, response and place), the same each time that response is handed in; else, for a call
+            that nobody can find again, one that is new each time it is handed in. None only for a call that came
+            without a key and has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -86,7 +88,7 @@ class Context(Generic[DepsT]):
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
         self.attempt = job.attempt
-        self.idempotency_key = call.idempotency_key
+        self.idempotency_key = call.idempotency_key or None
         self.deadline = job.due
 
     async def execute(
@@ -312,10 +314,11 @@ class Filed:
         claim: the worker's claim under which it runs, or None.
         place: batch and index under which it is written down; None: its own.
         told: its outcome was handed to the journal, or came from there.
+        before: it was begun before, and nobody knows what came of that; repeating it does no harm.
         riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
+    __slots__ = ("before", "begun", "claim", "digest", "key", "place", "riders", "told", "token")
 
     def __init__(
         self,
@@ -331,6 +334,7 @@ class Filed:
         self.token = b""
         self.begun = False
         self.told = False
+        self.before = False
         self.riders: tuple[Filed, ...] = ()
 
 
@@ -371,6 +375,7 @@ class Deferral:
     Attributes:
         every: every call is to go there.
         claims: by index, calls that a worker has taken from there; the journal knows them by these.
+        rows: by index, these calls as they stand there.
         patience: seconds for which such a call waits in the gate.
         handles: by index, calls that are in the queue, by their names there.
         behind: by node of the plan (calls, and from its size on junctions), the calls in the queue that come before.
@@ -380,13 +385,19 @@ class Deferral:
         handing: by index, calls that are being put there.
     """
 
-    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience")
+    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience", "rows")
 
     def __init__(
-        self, *, every: bool = False, claims: Mapping[int, Filed] | None = None, patience: float = 0.0
+        self,
+        *,
+        every: bool = False,
+        claims: Mapping[int, Filed] | None = None,
+        rows: Mapping[int, Deferred] | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.every = every
         self.claims = claims or {}
+        self.rows = rows or {}
         self.patience = patience
         self.handles: dict[int, str] = {}
         self.behind: dict[int, set[int]] = {}
@@ -651,6 +662,7 @@ class Work:
             anything); None where no call refers to another one.
         outputs: of a plan that says what it comes to, and refers to results there.
         referred: of a plan, the calls to whose results something refers.
+        filled: of a plan, the calls in whose arguments nothing is to be read any more.
         values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -675,6 +687,7 @@ class Work:
         parent: the call that waits for it; None for a batch that no call has made.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
+        salt: what the keys are made of that its handlers are given where a call has no identity; None until one is.
         tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
@@ -694,6 +707,7 @@ class Work:
         "error",
         "exhausted",
         "filed",
+        "filled",
         "gated",
         "generation",
         "given_up",
@@ -716,6 +730,7 @@ class Work:
         "results",
         "resumed",
         "run",
+        "salt",
         "sealed_at",
         "shares",
         "shell",
@@ -749,6 +764,7 @@ class Work:
         self.plan = NO_PLAN
         self.bound: Sequence[Bound | None] = ()
         self.open: dict[int, tuple[Access, ...] | None] | None = None
+        self.filled: set[int] = set()
         self.values: dict[int, object] | None = None
         self.outputs: Bound | None = None
         self.referred: frozenset[int] = frozenset()
@@ -774,6 +790,7 @@ class Work:
         self.parent: Job | None = None
         self.shares: Shares | None = None
         self.exhausted = False
+        self.salt: bytes | None = None
         self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
@@ -802,7 +819,7 @@ class Work:
             return self.values[index]
         result = self.results[index]
         if result is not None and result.replayed:
-            raise UnresolvedReference(Reference(index), "only a part of what it came to was kept")
+            raise UnresolvedReference(Reference(index), "what it came to was not kept whole")
         return None if result is None else result.value
 
     def owner(self, index: int) -> Owner:
@@ -987,7 +1004,7 @@ class BatchResult(Sequence[Result]):
         """A call as it is read again: what was filled into its arguments is no reference there."""
         work = self._work
         call = work.calls[index]
-        if call is self._batch.calls[index] or not work.bound or work.bound[index] is None:
+        if index not in work.filled:
             return call
         from towerman.plan import escape
 
@@ -1151,6 +1168,16 @@ class BatchResult(Sequence[Result]):
         from towerman import timeline
 
         return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
+
+    def timeline_svg(self) -> str:
+        """The same as a picture: an SVG document that stands alone, for light and dark pages, of bounded size.
+
+        Of more than 200 calls the first have a row that did not end ok, and those that waited or ran longest; a sum
+        over all of them stands above.
+        """
+        from towerman import timeline
+
+        return timeline.draw_svg(self.spans())
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}

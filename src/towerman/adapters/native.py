@@ -7,7 +7,9 @@ refused with its path and the nearest right key.
 
 A result has the fixed keys of `RESULT_KEYS`. No times are among them: the same inputs and outcomes give the same bytes.
 
-Not here: plans with references (`{"plan": [...]}`), which are not read.
+`{"plan": [...]}` is the same list as a plan: references in the arguments are read when it is run.
+
+Not here: what a reference is (plan).
 """
 
 from __future__ import annotations
@@ -60,10 +62,10 @@ _ALLOWED: Final = frozenset(CALL_KEYS)
 
 
 def decode(data: object) -> Batch:
-    """Read a list of calls, or `{"calls": [...]}`.
+    """Read a list of calls, `{"calls": [...]}`, or a plan, `{"plan": [...]}`.
 
     Args:
-        data: a list of `Call` or dicts, `{"calls": [...]}`, or JSON text of one of these.
+        data: a list of `Call` or dicts, `{"calls": [...]}`, `{"plan": [...]}`, or JSON text of one of these.
 
     Raises:
         InputError: the form is not this one; the message names the place and the fix.
@@ -73,20 +75,19 @@ def decode(data: object) -> Batch:
         return value
     place = ""
     if isinstance(value, Mapping):
-        if "plan" in value:
-            raise InputError("plan: plans with references are not read here; hand in {'calls': [...]} with `needs`")
-        if "calls" not in value:
+        place = "plan" if "plan" in value else "calls"
+        if place not in value:
             refuse(value, "towerman")
         for key in value:
-            if key != "calls":
-                raise InputError(f"{_shown_key(key)}: unknown key beside 'calls'; a batch has 'calls' only")
-        items = items_of(value["calls"])
+            if key != place:
+                what = "a plan" if place == "plan" else "a batch"
+                raise InputError(f"{_shown_key(key)}: unknown key beside {place!r}; {what} has {place!r} only")
+        items = items_of(value[place])
         if items is None:
-            raise InputError(f"calls: a list is wanted, got {described(value['calls'])}")
-        place = "calls"
+            raise InputError(f"{place}: a list is wanted, got {described(value[place])}")
     else:
         items = value
-    return Batch(read_calls(items, place), "towerman")
+    return Batch(read_calls(items, place), "towerman", plan=place == "plan")
 
 
 def read_calls(items: Sequence[object], place: str) -> tuple[Call, ...]:
@@ -240,7 +241,7 @@ def encode(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
 
 
 def turn(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
-    """`{"calls": [...]}` as it can be read again, then one dict for each result.
+    """`{"calls": [...]}`, or `{"plan": [...]}`, as it can be read again, then one dict for each result.
 
     Raises:
         InputError: not exactly one result for each call, in emitted order.
@@ -248,7 +249,7 @@ def turn(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
     check_pairing(batch, results)
     ids = export_ids(batch)
     calls = [_written(call, own) for call, own in zip(batch.calls, ids, strict=True)]
-    return [{"calls": calls}, *_results(ids, results)]
+    return [{"plan" if batch.plan else "calls": calls}, *_results(ids, results)]
 
 
 def _results(ids: Sequence[str], results: Sequence[Result]) -> list[dict[str, object]]:

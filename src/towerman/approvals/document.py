@@ -29,7 +29,7 @@ from towerman.calls import Applied, Arguments, Batch, Call, Outcome, Result, Ret
 from towerman.errors import Code, InputError
 from towerman.records import keyed
 
-VERSION: Final = 2
+VERSION: Final = 1
 """The form that is written, and the only one that is read."""
 
 Field = Callable[[object], bool]

@@ -6,9 +6,9 @@ first step and behind `<END_OF_PLAN>`. `join()` says that the plan is complete a
 together. It is no tool and no step here (its results come together anyway), unless a tool of this name is asked for:
 then it is called when all steps before it have ended.
 
-House rules. Numbers are ids, compared as numbers: `$1` is not `$10`. A `$` with a number is a reference, always: what could
-be a price is refused where it could be both (`$3.50`); `$$` is a `$`. An argument without quotes is one text, if it has no
-sign that could divide it.
+House rules. Numbers are ids, compared as numbers: `$1` is not `$10`. A `$` with a number is a reference, always: what
+could be a price is refused where it could be both (`$3.50`); `$$` is a `$`. An argument without quotes is one text,
+if it has no sign that could divide it.
 
 Not here: replanning.
 """

@@ -5,8 +5,8 @@ it. A name on a list means that name of every member, as in `$var1.name$` where 
 does not say which results are lists, so every name is read as "of each member, where it is a list". The entry
 `var_result` is no call: it says what the plan comes to.
 
-House rules. A step uses the steps before it only. A `$` that opens no label of the plan is itself, so prices stay; where a
-text is nothing but `$name...$`, or the name looks like `var` and a number, a label was meant. `$$` is a `$`.
+House rules. A step uses the steps before it only. A `$` that opens no label of the plan is itself, so prices stay;
+where a text is nothing but `$name...$`, or the name looks like `var` and a number, a label was meant. `$$` is a `$`.
 
 Not here: whether the outputs came about (tower).
 """

@@ -1,7 +1,7 @@
 """The forms told apart, and the way in.
 
-Theory. A form shows in its structure: in JSON by its keys, in text by the shape of its lines. Where it does not show, or
-where two show, nothing is guessed: the caller names it.
+Theory. A form shows in its structure: in JSON by its keys, in text by the shape of its lines. Where it does not show,
+or where two show, nothing is guessed: the caller names it.
 
 Not here: what a form's parts mean (a file for each).
 """

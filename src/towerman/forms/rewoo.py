@@ -43,7 +43,8 @@ def read(text: str) -> PlanDocument:
                 raise InputError(f"line {line}: two steps in one line; write each in a line of its own")
             step = found[0] if found else None
             if step is None:
-                open_step = _close(draft, open_step)
+                _close(draft, open_step)
+                open_step = None
                 continue
         if step is not None:
             _close(draft, open_step)

@@ -4,8 +4,9 @@ Theory. Nodes are numbered from 0 in the order of the list. `<node-0>` in an arg
 by the names of tools what comes before what; they are needs besides those of the references, and may disagree with
 them: then both hold, or the plan is a circle. Arguments are values without names, or `{"name": ..., "value": ...}`.
 
-House rules. `<Node_0>` and `<node 0>` can mean only one thing and are read. Anything else in angle brackets that names a
-node and a number is refused. A link by the name of a tool that several nodes have could mean each of them: refused.
+House rules. `<Node_0>` and `<node 0>` can mean only one thing and are read. Anything else in angle brackets that
+names a node and a number is refused. A link by the name of a tool that several nodes have could mean each of them:
+refused.
 
 Not here: other words for a value that is to come, such as `<generated image>`; the placeholder guard sees them.
 """

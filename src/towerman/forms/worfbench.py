@@ -1,11 +1,11 @@
 """WorFBench's plans: `Node:` lines and `Edges: (START,1) (1,2) (2,END)`.
 
-Theory. Nodes are numbered sentences, and edges say only what comes before what: no data goes along them. A node names no
-tool and no arguments, so either one tool is given that gets each sentence as its first argument, or the sentence is
-the name of the tool.
+Theory. Nodes are numbered sentences, and edges say only what comes before what: no data goes along them. A node names
+no tool and no arguments, so either one tool is given that gets each sentence as its first argument, or the sentence
+is the name of the tool.
 
-House rules. Both headings must be there. A line of the nodes that has no number belongs to the node before it. START and
-END are no nodes.
+House rules. Both headings must be there. A line of the nodes that has no number belongs to the node before it. START
+and END are no nodes.
 
 Not here: how a sentence becomes a call of a real tool.
 """

@@ -84,6 +84,7 @@ class Binding(Spending):
             self._refuse(work, index, "bad_reference", message, waited_for=self._behind_whom(work, index))
             return False
         work.put_call(index, filled(work.calls[index], arguments))
+        work.filled.add(index)
         return True
 
     def _look_again_at(self, work: Work, index: int, foreseen: tuple[Access, ...] | None) -> bool:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from towerman import sealing
-from towerman.calls import Hold
+from towerman.arguments import frozen
+from towerman.calls import Arguments, Hold
 from towerman.core import Refusal, filled, read_plan
 from towerman.plan import Bound, Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
@@ -115,11 +116,16 @@ class Intake(Sealer):
             work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
-        asks = core.any_gated or work.resumed is not None
+        asks = core.any_gated or work.resumed is not None or work.gated is not None
+        # What is looked over now is looked at later too, and is the same call then.
+        freezes = asks or core.journal is not None or work.open is not None
         for index in range(size):
             if work.results[index] is not None:  # from before, or cancelled meanwhile
                 work.tools[index] = core.tool_of(calls[index])
             elif index < most or work.resumed is not None:
+                if freezes and not isinstance(work.calls[index].arguments, str):
+                    given = cast("Arguments", frozen(work.calls[index].arguments))
+                    work.put_call(index, filled(work.calls[index], given))
                 want = self._check(work, index, asks)
                 if want is not None and want.holds:
                     any_holds = True
@@ -157,7 +163,7 @@ class Intake(Sealer):
             work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike, anyway)
             if work.plan.groups:
                 self._gather_groups(work)
-        if work.resumed is not None:
+        if work.resumed is not None or (work.gated is not None and work.deferral is not None):
             self._seal_decided(work)
         if not work.plan.trivial:
             self._start_plan(work)
@@ -235,10 +241,11 @@ class Intake(Sealer):
         """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
         if work.open is not None:
             bound = work.bound[index]
-            if bound is not None and work.calls[index] is work.batch.calls[index]:  # nothing is filled in yet
+            if bound is not None and index not in work.filled:
                 if bound.references:
                     return self._check_open(work, index, bound)
                 work.put_call(index, filled(work.calls[index], bound.known()))
+                work.filled.add(index)
         found = self.core.check(work.run, work.batch, index, work.calls[index])
         if isinstance(found, Refusal):
             work.tools[index] = found.tool

@@ -100,8 +100,8 @@ class Run:
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             plan: True: the calls are a plan, in whose arguments references to results of others are read
-                (`{"$ref": "a#/path"}`, `${a.path}`), or a plan in any form that is read (`{"plan": [...]}` and those of
-                planners); or such a plan itself, without `calls`. A plan that cannot be followed runs nothing: each of
+                (`{"$ref": "a#/path"}`, `${a.path}`); or a plan itself (`{"plan": [...]}`), without `calls`, which may
+                stand as `calls`, too. A plan that cannot be followed runs nothing: each of
                 its calls is answered with the reason. A plan is not cut at `max_calls_per_batch`.
             format: the form it has; None: found out.
             batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in

@@ -226,16 +226,10 @@ class Tower(Declaring):
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
-        self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
-        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
-        self._runs: dict[int, RunState] = {}
-        self._run_count = 0
         self._prefix = os.urandom(4).hex()
-        self._limits = Limits(self._core)
-        self._core.runs = self._runs
-        self._core.pause = self._limits.pause
+        self._wire(Core(self.options, Gate(self._new_ledger(clock)), clock))
         self._closed = False
         try:
             listed = tuple(observers)
@@ -252,6 +246,18 @@ class Tower(Declaring):
         if self.options.results not in KINDS_OF_STORAGE:
             self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
+
+    def _wire(self, core: Core) -> None:
+        """Stand on this core, which is new: no run is open. All that a core and its tower know of one another is said
+        here, so that a rehearsal forgets nothing of it.
+        """
+        self._core = core
+        core.journal = self._journal
+        self._runs: dict[int, RunState] = {}
+        self._run_count = 0
+        core.runs = self._runs
+        self._limits = Limits(core)
+        core.pause = self._limits.pause
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
         if self.options.mode == "enforce":
@@ -567,6 +573,7 @@ class Tower(Declaring):
 
         Args:
             calls: as `execute` takes them.
+            plan: as `execute` takes it.
             format: the form they have; None: found out.
             batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
