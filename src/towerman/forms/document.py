@@ -1,249 +1,247 @@
 """What a plan of any form is read into, and how it is refused.
 
-Theory. A reader goes through all steps before it says no, so that a refusal names every call that could be seen. A call
-whose arguments are at fault is kept without them; nothing of a refused plan runs, so that is never noticed.
+Theory. A reader hands its steps to a draft, one after another, as the form has them. The draft writes their texts in
+native syntax, gives arguments without names the names of the tool's parameters, and notes what is wrong. It goes on
+after a fault, so that a refusal knows every call that could be seen, and each of them is answered. A call whose
+arguments are at fault is kept without them; nothing of a refused plan runs, so that is never noticed.
 
 House rules. A refusal names the step by its id and the place by the argument's name, if that is a plain word.
 
-Not here: what a form looks like (a file for each).
+Not here: what a form looks like (a file for each), linking the steps (plan).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
-from towerman.calls import Call, IfFailed
+from towerman.adapters.reading import RepeatedKeys, described, items_of, plain_text
+from towerman.calls import Batch, Call
 from towerman.errors import Code, InputError
-from towerman.plan import PlanRefused, escape_text
+from towerman.plan import escape_text
 from towerman.plan.following import copied
 from towerman.plan.references import escape_key
 
+Tools: TypeAlias = Callable[[str], Mapping[str, bool] | None]
+"""The names of a tool's parameters, in the order in which it declares them, and whether each takes a list; no names
+for a tool that takes any, None where there is no such tool."""
+
+Part: TypeAlias = str | tuple[str]
+"""Text that is meant as it is; or, in a tuple, what stands between `${` and `}` for a reference."""
+
+Split: TypeAlias = Callable[[str], list[Part]]
+"""Takes the parts of a form's text apart; raises `BadText`."""
+
 _SHOWN: Final = 8  # faults in one message
 _WORD: Final = 32  # characters of a name in a message
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class PlanDocument:
-    """A plan as it was read: calls with references in native syntax, not linked yet.
-
-    Args:
-        form: the name of the form that it was written in.
-        calls: in the order of the plan; ids as the form has them.
-        ordered: the form forbids a step to use a later one.
-        numbered: ids are numbers of the form, so that one which is not there is out of range.
-        outputs: what the plan comes to, by name, in native syntax; None where the form does not say it.
-        positional: for each call the arguments that have no name, in their order and in native syntax; empty where no
-            call has any. `bind_positional` gives them names.
-    """
-
-    form: str
-    calls: tuple[Call, ...]
-    ordered: bool = False
-    numbered: bool = False
-    outputs: Mapping[str, object] | None = None
-    positional: tuple[tuple[object, ...], ...] = ()
-
-    @property
-    def if_failed(self) -> tuple[IfFailed, ...]:
-        """For each call what becomes of it where one that it needs came to nothing."""
-        return tuple(call.if_failed for call in self.calls)
-
-    def __repr__(self) -> str:
-        return f"PlanDocument({self.form!r}, {len(self.calls)} calls)"
-
-
-class RefusedPlan(PlanRefused):
-    """A plan whose calls could be seen, and which is refused as a whole; nothing of it may run (G5).
-
-    Args:
-        code: `bad_reference`, `unknown_dependency` or `invalid_arguments`.
-        members: indexes of the calls concerned.
-        message: a sentence for the model.
-        document: the plan as far as it could be read; the calls concerned may lack their arguments.
-    """
-
-    def __init__(self, code: Code, members: tuple[int, ...], message: str, document: PlanDocument) -> None:
-        super().__init__(code, members, message)
-        self.document = document
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.code, self.members, self.message, self.document)
+_NO_NAMES: Final[Mapping[str, object]] = {}
 
 
 class BadText(Exception):
-    """A reference of a form that is malformed: what is wrong with it, and the fix."""
+    """What stands in an argument cannot be read.
+
+    Args:
+        told: what is wrong with it, and the fix.
+        code: `bad_reference` for a malformed reference, `invalid_arguments` for what is no JSON data.
+    """
+
+    def __init__(self, told: str, code: Code = "bad_reference") -> None:
+        super().__init__(told)
+        self.told = told
+        self.code: Code = code
+
+
+def nothing_known(tool: str) -> Mapping[str, bool] | None:
+    """No tool is known."""
+    return None
 
 
 @dataclass(slots=True)
 class Draft:
-    """A plan while it is being read."""
+    """A plan while it is being read.
+
+    Args:
+        form: the name of the form that it is written in.
+        tools: the parameters of tools.
+        ordered: the form forbids a step to use a later one.
+        numbered: ids are numbers of the form, so that one which is not there is out of range.
+        calls: in the order of the plan; ids as the form has them.
+        outputs: what the plan comes to, by name, in native syntax; None where it does not say that.
+    """
 
     form: str
+    tools: Tools
     ordered: bool = False
     numbered: bool = False
     calls: list[Call] = field(default_factory=list)
-    positional: list[tuple[object, ...]] = field(default_factory=list)
     outputs: Mapping[str, object] | None = None
-    faults: list[tuple[Code, int, str]] = field(default_factory=list)
+    faults: list[tuple[Code, int | None, str]] = field(default_factory=list)
+    _parameters: dict[str, Mapping[str, bool] | None] = field(default_factory=dict)
 
-    def add(self, call: Call, positional: tuple[object, ...] = ()) -> None:
-        """The next step."""
-        self.calls.append(call)
-        self.positional.append(positional)
+    def add(
+        self,
+        tool: str,
+        own: str,
+        split: Split,
+        given: Sequence[object] = (),
+        named: Mapping[str, object] = _NO_NAMES,
+        needs: tuple[str, ...] = (),
+        lists: Split | None = None,
+    ) -> None:
+        """The next step.
 
-    def refuse(self, code: Code, told: str, index: int | None = None) -> None:
-        """Note what is wrong with a step; None: with the next one."""
-        self.faults.append((code, len(self.calls) if index is None else index, told))
+        Args:
+            tool: its tool.
+            own: its id.
+            split: takes its texts apart.
+            given: arguments without names, as the form has them.
+            named: arguments with names.
+            needs: ids of the steps that it names as needed.
+            lists: takes the texts of arguments apart that take a list; None: like all others.
+        """
+        parameters = self._of(tool) if given or lists is not None else None
+        arguments: dict[str, object] = {}
+        if given:
+            names = list(parameters or ()) or [str(place) for place in range(1, len(given) + 1)]
+            if len(given) > len(names):
+                told = f"{len(given)} arguments without names, and the tool has {len(names)} parameters"
+                self.refuse("invalid_arguments", told)
+            for place, (name, value) in enumerate(zip(names, given, strict=False), 1):
+                self._put(arguments, name, value, split, f"argument {place}")
+        for name, value in named.items():
+            if escape_key(name) in arguments:
+                told = f"the argument {shown(name)} is given by its place and by its name too"
+                self.refuse("invalid_arguments", told)
+            takes_list = lists is not None and parameters is not None and parameters.get(name, False)
+            self._put(arguments, name, value, lists if lists is not None and takes_list else split)
+        self.calls.append(Call(tool, arguments, own, needs))
 
-    def finish(self) -> PlanDocument:
-        """The document, or the refusal.
+    def end(self, outputs: Mapping[str, object], split: Split) -> None:
+        """What the plan comes to, by name."""
+        found: dict[str, object] = {}
+        for name, value in outputs.items():
+            self._put(found, name, value, split, f"outputs.{shown(name)}", whole=True)
+        self.outputs = found
+
+    def refuse(self, code: Code, told: str, index: int | None = -1) -> None:
+        """Note what is wrong with a step.
+
+        Args:
+            code: of the refusal.
+            told: what is wrong, and the fix.
+            index: of the step; -1 for the next one, None for the plan as a whole.
+        """
+        self.faults.append((code, len(self.calls) if index == -1 else index, told))
+
+    def finish(self) -> Batch:
+        """The plan as a batch, which says so where it is refused.
 
         Raises:
-            RefusedPlan: something was wrong; the code is that of the first fault.
+            InputError: it is refused and has no call that could be answered.
         """
-        positional = tuple(self.positional) if any(self.positional) else ()
-        document = PlanDocument(self.form, tuple(self.calls), self.ordered, self.numbered, self.outputs, positional)
-        refuse_faults(document, self.faults)
-        return document
+        refused = self._refusal() if self.faults else None
+        if refused is not None and not self.calls:
+            raise InputError(f"plan in the form {self.form!r}: {refused[2]}")
+        return Batch(
+            tuple(self.calls),
+            plan=True,
+            ordered=self.ordered,
+            numbered=self.numbered,
+            outputs=self.outputs,
+            refused=refused,
+        )
+
+    def _refusal(self) -> tuple[Code, tuple[int, ...], str]:
+        """The refusal of a plan that has faults: the first one's code, and all faults of that code."""
+        code = self.faults[0][0]
+        same = [(index, told) for each, index, told in self.faults if each == code]
+        text = "; ".join(f"{self._step(index)}{told}" for index, told in same[:_SHOWN])
+        if len(same) > _SHOWN:
+            text += f"; and {len(same) - _SHOWN} more such places"
+        size = len(self.calls)
+        members = dict.fromkeys(index for index, _ in same if index is not None and index < size)
+        return code, tuple(members or range(size)), text
+
+    def _step(self, index: int | None) -> str:
+        if index is None or index >= len(self.calls):
+            return ""
+        own = self.calls[index].id
+        return f"step {own[:64]!r}: " if own else f"step {index + 1} of the plan: "
+
+    def _of(self, tool: str) -> Mapping[str, bool] | None:
+        if tool not in self._parameters:
+            self._parameters[tool] = self.tools(tool)
+        return self._parameters[tool]
+
+    def _put(
+        self,
+        into: dict[str, object],
+        name: str,
+        value: object,
+        split: Split,
+        place: str = "",
+        *,
+        whole: bool = False,
+    ) -> None:
+        """One argument in native syntax; what is wrong with it is noted, for the plan as a `whole` or the next step."""
+        try:
+            into[escape_key(name)] = native_value(value, split)
+        except BadText as bad:
+            self.refuse(bad.code, f"{place or f'arguments.{shown(name)}'}: {bad.told}", None if whole else -1)
 
 
-def refuse_faults(document: PlanDocument, faults: Sequence[tuple[Code, int, str]]) -> None:
-    """Raise the refusal of a plan that has faults.
-
-    Raises:
-        RefusedPlan: there are some.
-    """
-    if not faults:
-        return
-    code = faults[0][0]
-    same = [(index, told) for each, index, told in faults if each == code]
-    text = "; ".join(f"{_step(document, index)}: {told}" for index, told in same[:_SHOWN])
-    if len(same) > _SHOWN:
-        text += f"; and {len(same) - _SHOWN} more such places"
-    members = tuple(dict.fromkeys(index for index, _ in same if index < len(document.calls)))
-    raise RefusedPlan(code, members, text, document)
-
-
-def _step(document: PlanDocument, index: int) -> str:
-    if index >= len(document.calls):
-        return "the end of the plan"
-    own = document.calls[index].id
-    return f"step {own[:64]!r}" if own else f"step {index + 1} of the plan"
-
-
-def shown(name: object) -> str:
+def shown(name: str) -> str:
     """The name of an argument for a message: as it is when it is a plain word."""
-    return name if isinstance(name, str) and name.isidentifier() and len(name) <= _WORD else "<name>"
+    return name if name.isidentifier() and len(name) <= _WORD else "<name>"
 
 
-def native_text(text: str, split: Callable[[str], list[str | tuple[str]]]) -> str:
+def native_text(text: str, split: Split) -> str:
     """A text of a form in native syntax.
 
     Args:
         text: as the form has it.
-        split: its parts: text that is meant as it is, and for each reference a tuple with what stands between `${`
-            and `}`.
+        split: takes its parts apart.
 
     Raises:
         BadText: a reference in it is malformed.
     """
     parts = split(text)
-    if all(isinstance(part, str) for part in parts):
-        return escape_text("".join([part for part in parts if isinstance(part, str)]))
-    return "".join(
-        escape_text(part, whole=False) if isinstance(part, str) else f"${{{part[0]}}}" for part in parts if part
-    )
+    plain = [part for part in parts if isinstance(part, str)]
+    if len(plain) == len(parts):
+        return escape_text("".join(plain))
+    return "".join(escape_text(part, whole=False) if isinstance(part, str) else f"${{{part[0]}}}" for part in parts)
 
 
-def native_value(value: object, split: Callable[[str], list[str | tuple[str]]]) -> object:
+def native_value(value: object, split: Split) -> object:
     """JSON data of a form in native syntax: its texts read, its keys escaped; a copy.
 
     Raises:
-        BadText: a reference in it is malformed.
+        BadText: a reference in it is malformed, or a part of it is no JSON data.
     """
-    return copied(value, lambda text: native_text(text, split), escape_key, None)
+    return copied(value, lambda text: native_text(text, split), escape_key, _plain)
 
 
-def native_arguments(
-    draft: Draft, given: Mapping[str, object], split: Callable[[str], list[str | tuple[str]]]
-) -> dict[str, object]:
-    """Named arguments of the next step in native syntax; what is wrong with one is noted."""
-    found: dict[str, object] = {}
-    for name, value in given.items():
-        try:
-            found[escape_key(name)] = native_value(value, split)
-        except BadText as bad:
-            draft.refuse("bad_reference", f"arguments.{shown(name)}: {bad}")
-    return found
+def _plain(value: object) -> object:
+    """A part of an argument that is no plain data, as plain data: one level of it.
 
-
-def native_items(
-    draft: Draft, given: Sequence[object], split: Callable[[str], list[str | tuple[str]]]
-) -> tuple[object, ...]:
-    """Arguments without names of the next step in native syntax; what is wrong with one is noted."""
-    found: list[object] = []
-    for place, value in enumerate(given, 1):
-        try:
-            found.append(native_value(value, split))
-        except BadText as bad:
-            draft.refuse("bad_reference", f"argument {place}: {bad}")
-    return tuple(found)
-
-
-_NUMBERS: Final = re.compile(r"0*([0-9]{1,18})")
+    Raises:
+        BadText: it is none.
+    """
+    if isinstance(value, RepeatedKeys):
+        raise BadText("a key stands twice in an object; keep one", "invalid_arguments")
+    if isinstance(value, str):
+        return plain_text(value)
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {plain_text(key): inner for key, inner in value.items()}
+    items = None if isinstance(value, list | tuple) else items_of(value)
+    if items is not None:
+        return list(items)
+    if isinstance(value, list):
+        return list(value)
+    raise BadText(f"JSON data is wanted, got {described(value)}", "invalid_arguments")
 
 
 def number(digits: str) -> str:
     """A number of a form as an id: without zeros in front."""
-    match = _NUMBERS.fullmatch(digits)
-    return digits if match is None else match[1]
-
-
-def bind_positional(document: PlanDocument, parameter_names: Callable[[str], Sequence[str] | None]) -> PlanDocument:
-    """Give arguments without names the names of the tool's parameters, in their order.
-
-    Args:
-        document: a plan as `read_plan` returns it.
-        parameter_names: the names of a tool's parameters in the order in which it declares them, or None where the tool
-            is not known or takes any; then arguments are named "1", "2" and so on.
-
-    Returns:
-        The same plan; every argument has a name.
-
-    Raises:
-        RefusedPlan: `invalid_arguments`: more arguments than the tool has parameters, or one that was given by its name
-            too.
-    """
-    if not document.positional:
-        return document
-    calls: list[Call] = []
-    faults: list[tuple[Code, int, str]] = []
-    known: dict[str, Sequence[str] | None] = {}
-    for index, (call, given) in enumerate(zip(document.calls, document.positional, strict=True)):
-        if not given:
-            calls.append(call)
-            continue
-        if call.tool not in known:
-            known[call.tool] = parameter_names(call.tool)
-        names = known[call.tool]
-        if names is None:
-            names = [str(place) for place in range(1, len(given) + 1)]
-        if isinstance(call.arguments, str):
-            raise InputError(f"calls[{index}].arguments: an object is wanted where there are arguments without names")
-        if len(given) > len(names):
-            told = f"{len(given)} arguments without names, and the tool has {len(names)} parameters"
-            faults.append(("invalid_arguments", index, told))
-            calls.append(call)
-            continue
-        bound = {escape_key(name): value for name, value in zip(names, given, strict=False)}
-        twice = [name for name in bound if name in call.arguments]
-        if twice:
-            told = f"the argument {shown(twice[0])!r} is given by its place and by its name too"
-            faults.append(("invalid_arguments", index, told))
-        calls.append(replace(call, arguments={**bound, **call.arguments}))
-    bound_document = replace(document, calls=tuple(calls), positional=())
-    refuse_faults(bound_document, faults)
-    return bound_document
+    return digits.lstrip("0") or "0"

@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from towerman.adapters.reading import described, fields_of, items_of
-from towerman.calls import Call
+from towerman.adapters.reading import described, fields_of, items_of, plain_text
+from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, PlanDocument, native_arguments, number
+from towerman.forms.document import BadText, Draft, Part, Tools, number
 
 FORM: Final = "hugginggpt"
 
@@ -27,46 +27,47 @@ _INSIDE: Final = re.compile(r"\s*generated[\s_-]*(\d{1,18})\s*", re.IGNORECASE |
 _GENERATED: Final = re.compile(r"\bgenerated\b", re.IGNORECASE)
 
 
-def read(items: Sequence[object]) -> PlanDocument:
+def read(items: Sequence[object], tools: Tools) -> Batch:
     """Read a plan.
 
     Raises:
         InputError: a part has another type than the form wants; it says which.
-        RefusedPlan: a reference is malformed, or arguments cannot be read.
     """
-    draft = Draft(FORM, numbered=True)
+    draft = Draft(FORM, tools, numbered=True)
     for index, item in enumerate(items):
         task = fields_of(item)
-        if task is None or not isinstance(task.get("task"), str):
+        tool = None if task is None else task.get("task")
+        if task is None or not isinstance(tool, str):
             raise InputError(f"[{index}].task: the name of a tool is wanted")
         own = _number(task.get("id"), f"[{index}].id")
-        dep = task.get("dep", ())
-        numbers = items_of(dep)
+        dep = task.get("dep")
+        numbers = () if dep is None else items_of(dep)
         if numbers is None:
             raise InputError(f"[{index}].dep: a list of numbers is wanted, got {described(dep)}")
         needs = [_number(each, f"[{index}].dep[{place}]") for place, each in enumerate(numbers)]
         arguments = task.get("args")
-        if arguments is None:
-            arguments = {}
-        fields = fields_of(arguments)
+        fields = fields_of({} if arguments is None else arguments)
         if fields is None:
             draft.refuse("invalid_arguments", f"args: an object is wanted, got {described(arguments)}")
             fields = {}
         named = {str(name): value for name, value in fields.items()}
-        bound = native_arguments(draft, named, split)
-        draft.add(Call(str(task["task"]), bound, own, tuple(need for need in needs if need != "-1")))
+        draft.add(plain_text(tool), own, split, (), named, tuple(need for need in needs if need != "-1"))
     return draft.finish()
 
 
 def _number(value: object, place: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 10**18:
-        return str(value)
+        return str(int(value))
     raise InputError(f"{place}: a whole number is wanted, got {described(value)}")
 
 
-def split(text: str) -> list[str | tuple[str]]:
-    """The parts of a text with references."""
-    parts: list[str | tuple[str]] = []
+def split(text: str) -> list[Part]:
+    """The parts of a text with references.
+
+    Raises:
+        BadText: one is malformed.
+    """
+    parts: list[Part] = []
     end = 0
     for match in _BRACKETS.finditer(text):
         inside = match[1]

@@ -11,7 +11,7 @@ Not here: what a reference is (llmcompiler).
 
 from __future__ import annotations
 
-import ast
+import math
 import re
 from typing import Final
 
@@ -20,7 +20,27 @@ MAX_DEPTH: Final = 64
 
 _BLANK: Final = re.compile(r"\s*")
 _STRING: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
-_NUMBER: Final = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])", re.ASCII)
+_NUMBER: Final = re.compile(r"[+-]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])", re.ASCII)
+_WHOLE: Final = re.compile(r"[+-]?\d{1,4000}", re.ASCII)
+_ESCAPE: Final = re.compile(
+    r"\\(?:u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))|([0-7]{1,3})|(\r\n|.))",
+    re.DOTALL,
+)
+_SIGNS: Final = {
+    "\n": "",
+    "\r\n": "",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+}
 _REFERENCE: Final = re.compile(r"\$\d+(?!\w)|\$\{\d+\}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _CONSTANTS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -123,10 +143,12 @@ class Reader:
                 if match[0] in _CONSTANTS:
                     return _CONSTANTS[match[0]]
                 break
-            try:
-                return ast.literal_eval(match[0])
-            except (ValueError, SyntaxError):  # too many digits, or zeros in front
-                raise Malformed("a number that cannot be read", start) from None
+            if _WHOLE.fullmatch(match[0]):
+                return int(match[0])
+            value = float(match[0])
+            if not math.isfinite(value):
+                raise Malformed("a number that is too large", start)
+            return value
         raise Malformed("a value is wanted: text in quotes, a number, a list, an object or a reference", start)
 
     def _text(self) -> str:
@@ -144,15 +166,13 @@ class Reader:
         if match is None:
             raise Malformed("a text without its closing quote", start)
         self.place = match.end()
-        if "\\" not in match[0]:
-            return match[0][1:-1]
+        raw = match[0][1:-1]
+        if "\\" not in raw:
+            return raw
         try:
-            found: object = ast.literal_eval(match[0].replace("\r", "\\r").replace("\n", "\\n"))
-        except (ValueError, SyntaxError):
-            found = None
-        if not isinstance(found, str):
-            raise Malformed("a text with a '\\' that means nothing", start)
-        return found
+            return _ESCAPE.sub(_sign_of, raw)
+        except ValueError:
+            raise Malformed("a text with a '\\' that means nothing", start) from None
 
     def _list(self, end: str, depth: int) -> list[object]:
         start = self.place
@@ -186,3 +206,22 @@ class Reader:
                 raise Malformed("':' is wanted behind a key", self.place)
             found[key] = self._value(depth + 1)
         return found
+
+
+def _sign_of(match: re.Match[str]) -> str:
+    """What an escape in a text means, as in Python: one that is none is itself, so that patterns stay what they are.
+
+    Raises:
+        ValueError: a number of no character, or a character by its name.
+    """
+    high, low, *digits, octal, sign = match.groups()
+    if high is not None:  # one character as JSON writes it
+        return chr(0x10000 + ((int(high, 16) - 0xD800) << 10) + int(low, 16) - 0xDC00)
+    if sign is None:
+        code = int(octal, 8) if octal is not None else int(next(filter(None, digits)), 16)
+        if 0xD800 <= code < 0xE000:
+            raise ValueError("half a character")
+        return chr(code)
+    if sign in "NxuU":
+        raise ValueError("a character by its name, or too few digits")
+    return _SIGNS.get(sign, match[0])

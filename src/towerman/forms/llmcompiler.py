@@ -16,12 +16,11 @@ Not here: replanning.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
 from typing import Final
 
-from towerman.calls import Call
+from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, PlanDocument, native_arguments, native_items, number
+from towerman.forms.document import BadText, Draft, Part, Tools, number
 from towerman.forms.literals import Malformed, Reader
 
 FORM: Final = "llmcompiler"
@@ -36,19 +35,19 @@ _UNCLEAR: Final = re.compile(r"\w|[.,]\d|%")
 _ALLOWED: Final = ("thought:", "```")
 
 
-def read(text: str, tools: Container[str]) -> PlanDocument:
+def read(text: str, tools: Tools) -> Batch:
     """Read a plan.
 
     Args:
         text: as the planner wrote it.
-        tools: names of tools; `join` is a step only where it is among them.
+        tools: the parameters of tools; `join` is a step only where there is a tool of this name.
 
     Raises:
         InputError: a line is no step; it says which and the fix.
-        RefusedPlan: a reference is malformed.
     """
-    draft = Draft(FORM, ordered=True, numbered=True)
+    draft = Draft(FORM, tools, ordered=True, numbered=True)
     place, line, joined = 0, 0, False
+    since = 0  # the last join, which waits for all before it
     while place < len(text):
         end = text.find("\n", place)
         end = len(text) if end < 0 else end
@@ -65,16 +64,17 @@ def read(text: str, tools: Container[str]) -> PlanDocument:
             raise InputError(f"line {line}: a step behind join(); join ends the plan, put it last")
         given, named, after = _arguments(text, match.end(), end, line)
         own, tool = number(match[1]), match[2]
-        if tool == "join" and tool not in tools:
+        if tool == "join" and tools(tool) is None:
             joined = True
-            values = {f"join.{index}": value for index, value in enumerate(given, 1)} | named
+            values = {str(index): value for index, value in enumerate(given, 1)} | named
             if values:
-                draft.outputs = native_arguments(draft, values, split)
+                draft.end(values, split)
         else:
-            needs = tuple(dict.fromkeys(call.id for call in draft.calls)) if tool == "join" else ()
-            arguments = native_arguments(draft, named, split)
-            positional = native_items(draft, given, split)
-            draft.add(Call(tool, arguments, own, needs), positional)
+            needs: tuple[str, ...] = ()
+            if tool == "join":
+                needs = tuple(dict.fromkeys(call.id for call in draft.calls[since:]))
+                since = len(draft.calls)
+            draft.add(tool, own, split, given, named, needs)
         line += text.count("\n", place, after)
         end = text.find("\n", after)
         end = len(text) if end < 0 else end
@@ -127,11 +127,15 @@ def _stop(text: str, place: int) -> int:
     return text.rindex(")", 0, place) + 1
 
 
-def split(text: str) -> list[str | tuple[str]]:
-    """The parts of a text with references."""
+def split(text: str) -> list[Part]:
+    """The parts of a text with references.
+
+    Raises:
+        BadText: one is malformed, or could be something else.
+    """
     if "$" not in text:
         return [text]
-    parts: list[str | tuple[str]] = []
+    parts: list[Part] = []
     end = 0
     for match in _MARK.finditer(text):
         parts.append(text[end : match.start()])

@@ -1,7 +1,8 @@
 """The forms told apart, and the way in.
 
 Theory. A form shows in its structure: in JSON by its keys, in text by the shape of its lines. Where it does not show,
-or where two show, nothing is guessed: the caller names it.
+or where two show, nothing is guessed: the caller names it. What a provider sent, or Towerman's own form, is a plan,
+too, where it is handed in as one; the adapters read that.
 
 Not here: what a form's parts mean (a file for each).
 """
@@ -9,19 +10,20 @@ Not here: what a form's parts mean (a file for each).
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NoReturn, TypeAlias
 
-from towerman.adapters.reading import described, fields_of, items_of, opened
+from towerman import adapters
+from towerman.adapters.reading import described, detect, fields_of, opened
 from towerman.calls import Batch, Call
 from towerman.errors import InputError, PolicyError
 from towerman.forms import hugginggpt, llmcompiler, nestful, rewoo, taskbench, worfbench
-from towerman.forms.document import PlanDocument
+from towerman.forms.document import Tools, nothing_known
 
 NATIVE: Final = "towerman"
 
 FORMS: Final[tuple[str, ...]] = (
-    NATIVE,
     llmcompiler.FORM,
     rewoo.FORM,
     taskbench.FORM,
@@ -29,86 +31,93 @@ FORMS: Final[tuple[str, ...]] = (
     nestful.FORM,
     worfbench.FORM,
 )
-"""The names of the forms."""
+"""The names of the forms that planners write."""
+
+_Opened: TypeAlias = str | Batch | Mapping[str, object] | Sequence[object]
 
 _TEXTS: Final = (llmcompiler.FORM, rewoo.FORM, worfbench.FORM)
 _REWOO: Final = re.compile(r"^[ \t]*(?:Plan:.*)?#E\d{1,18}[ \t]*=", re.ASCII | re.MULTILINE)
-_LISTED: Final = ", ".join(map(repr, FORMS))
+_LISTED: Final = ", ".join(map(repr, (NATIVE, *FORMS)))
+_NATIVE_KEYS: Final = ("tool", "needs", "depends_on", "function")
+_FENCE: Final = "```"
 
 
-def find_form(document: object) -> str:
+def find_form(document: object) -> str | None:
     """Say in which form a plan is written.
 
     Args:
         document: text, JSON text, or the same as Python data.
 
+    Returns:
+        One of FORMS, or a format of the adapters; None: in none of them.
+
     Raises:
-        InputError: in none of them, or it could be several; the message lists them.
+        InputError: it is no text and no data that could be a plan, or it could be in several forms; the message lists
+            them.
     """
     return _found(_opened(document, None))
 
 
-def read_plan(
-    document: object, form: str | None = None, *, tools: Container[str] = (), node_tool: str | None = None
-) -> PlanDocument:
+def read_plan(document: object, form: str | None = None, tools: Tools = nothing_known) -> Batch:
     """Read a plan that a planner wrote, whole or not at all.
 
     Args:
         document: text, JSON text, or the same as Python data.
-        form: one of FORMS; None to find out.
-        tools: names of tools that there are: LLMCompiler's `join` is a step only where a tool of this name is.
-        node_tool: the tool that gets each sentence of a WorFBench plan; None: the sentence is the tool's name.
+        form: one of FORMS, or a format of the adapters; `worfbench:tool` names the tool that gets each node's text;
+            None to find out.
+        tools: the parameters of the tools that there are. LLMCompiler's `join` is a step only where there is a tool of
+            this name.
 
     Returns:
-        Its calls, with references in native syntax; not linked, so it may still be refused by the plan room.
+        Its calls, with references in native syntax; not linked, so the plan room may still refuse them. Where the calls
+        could be seen and something in them is malformed, it says that they are refused.
 
     Raises:
         InputError: it is no plan in that form; the message names the line or the place, and the fix.
-        RefusedPlan: its calls could be seen, and something in them is malformed.
         PolicyError: an unknown form.
     """
-    if form is not None and form not in FORMS:
-        raise PolicyError(f"form: unknown {str(form)[:32]!r}; known are {_LISTED}")
-    value = _opened(document, form)
-    form = _found(value) if form is None else form
+    try:
+        return _read(document, form, tools)
+    except (InputError, PolicyError):
+        raise
+    except Exception as fault:  # of an object that does not let itself be looked at
+        name = type(document).__name__[:64]
+        raise InputError(f"a {name} was handed in that fails when it is read ({type(fault).__name__})") from None
+
+
+def is_form(name: str) -> bool:
+    """Whether this names a form that planners write."""
+    return name.partition(":")[0] == worfbench.FORM or name in FORMS
+
+
+def _read(document: object, form: str | None, tools: Tools) -> Batch:
+    name, _, node_tool = (form or "").partition(":")
+    if form is not None and not is_form(form) and form not in adapters.FORMATS:
+        known = ", ".join(map(repr, (*adapters.FORMATS, *FORMS)))
+        raise PolicyError(f"format: unknown {form[:32]!r}; known are {known}")
+    value = _opened(document, name or None)
+    if form is None:
+        name = _found(value) or _refuse(value)
+    if name in adapters.FORMATS:
+        return replace(adapters.decode(value, name), plan=True)
     if isinstance(value, str):
-        if form == llmcompiler.FORM:
+        if name == llmcompiler.FORM:
             return llmcompiler.read(value, tools)
-        return rewoo.read(value) if form == rewoo.FORM else worfbench.read(value, node_tool)
-    if form in _TEXTS:
-        raise InputError(f"a plan of the form {form!r} is text, got {described(value)}")
-    if form == taskbench.FORM:
-        if not isinstance(value, Mapping):
-            raise InputError(f"an object with 'task_nodes' is wanted, got {described(value)}")
-        return taskbench.read(value)
-    if form == nestful.FORM:
-        return nestful.read(value)
-    if form == hugginggpt.FORM:
+        return rewoo.read(value, tools) if name == rewoo.FORM else worfbench.read(value, tools, node_tool)
+    if name in _TEXTS:
+        raise InputError(f"a plan of the form {name!r} is text, got {described(value)}")
+    if name == nestful.FORM:
+        return nestful.read(value, tools)
+    if name == taskbench.FORM:
         if isinstance(value, Mapping):
-            raise InputError(f"a list of tasks is wanted, got {described(value)}")
-        return hugginggpt.read(value)
-    return _native(value)
+            return taskbench.read(value, tools)
+    elif not isinstance(value, Batch | Mapping):
+        return hugginggpt.read(value, tools)
+    wanted = "an object with 'task_nodes'" if name == taskbench.FORM else "a list of tasks"
+    raise InputError(f"{wanted} is wanted in the form {name!r}, got {described(value)}")
 
 
-def _native(value: Mapping[str, object] | Sequence[object]) -> PlanDocument:
-    """Towerman's own form."""
-    from towerman.adapters import native
-
-    items: object = value
-    place = ""
-    if isinstance(value, Mapping):
-        place = "plan" if "plan" in value or "calls" not in value else "calls"
-        items = value.get(place)
-        other = next((key for key in value if key != place), None)
-        if other is not None:
-            raise InputError(f"a plan has {place!r} only, and another key stands beside it; take it away")
-    listed = items_of(items)
-    if listed is None:
-        raise InputError(f"{place or 'plan'}: a list of steps is wanted, got {described(items)}")
-    return PlanDocument(NATIVE, native.read_calls(listed, place))
-
-
-def _opened(document: object, form: str | None) -> str | Mapping[str, object] | Sequence[object]:
+def _opened(document: object, form: str | None) -> _Opened:
     """Text that is no JSON as text; all else as plain data."""
     if isinstance(document, bytes | bytearray | memoryview):
         try:
@@ -116,35 +125,40 @@ def _opened(document: object, form: str | None) -> str | Mapping[str, object] | 
         except UnicodeDecodeError as error:
             raise InputError(f"not UTF-8 text: a wrong byte at position {error.start}") from None
     if isinstance(document, str):
-        text = str.__str__(document).removeprefix("\ufeff").replace("\r\n", "\n")
+        text = str.__str__(document).removeprefix("\ufeff")
         if form in _TEXTS or (form is None and text.lstrip()[:1] not in ("{", "[")):
-            return text
+            return text.replace("\r\n", "\n")
         document = text
-    if document is None:
-        raise InputError(f"no plan: got None; the forms are {_LISTED}")
     try:
-        value = opened(document)
+        return opened(document)
     except InputError as error:
         told = str(error).split("; accepted are:")[0]
         raise InputError(f"{told}; the forms of plans are {_LISTED}") from None
-    return value.calls if isinstance(value, Batch) else value
 
 
-def _found(value: str | Mapping[str, object] | Sequence[object]) -> str:
-    """The one form that something opened is in."""
+def _found(value: _Opened) -> str | None:
+    """The form that something opened is in."""
+    if isinstance(value, Batch):
+        return value.format
     if isinstance(value, str):
         forms = _of_text(value)
-    elif isinstance(value, Mapping):
-        forms = _of_object(value)
     else:
-        forms = _of_list(value)
-    if len(forms) == 1:
-        return forms[0]
-    if forms:
+        forms = _of_object(value) if isinstance(value, Mapping) else _of_list(value)
+        if not forms:
+            return detect(value)
+    if len(forms) > 1:
         told = " and ".join(map(repr, forms))
-        raise InputError(f"this could be a plan in the form {told}: say which (`--format`)")
-    what = "text" if isinstance(value, str) else described(value)
-    raise InputError(f"no plan in any known form: got {what}; the forms are {_LISTED}")
+        raise InputError(f"this could be a plan in the form {told}: say which one it is (`format=`, `--format`)")
+    return forms[0] if forms else None
+
+
+def _refuse(value: _Opened) -> NoReturn:
+    """Raise the InputError for what is in none of the forms."""
+    if not isinstance(value, str):
+        raise InputError(f"no plan in any known form: got {described(value)}; the forms are {_LISTED}")
+    if value.lstrip().startswith(_FENCE):
+        raise InputError(f"no plan in any known form: text in a code block; hand in what is between the {_FENCE} lines")
+    raise InputError(f"no plan in any known form: got text; the forms are {_LISTED}")
 
 
 def _of_text(text: str) -> list[str]:
@@ -160,38 +174,25 @@ def _of_text(text: str) -> list[str]:
 
 def _of_object(fields: Mapping[str, object]) -> list[str]:
     found = []
-    if "plan" in fields or "calls" in fields:
-        found.append(NATIVE)
     if "task_nodes" in fields:
         found.append(taskbench.FORM)
     if nestful.is_row(fields):
         found.append(nestful.FORM)
-    return found
+    other = detect(fields) if found else None
+    return found if other is None else [*found, other]
 
 
 def _of_list(items: Sequence[object]) -> list[str]:
     """What the items of a list are; one form for all of them."""
     found: dict[str, None] = {}
     for item in items:
-        if isinstance(item, Call):
-            found[NATIVE] = None
-            continue
-        fields = fields_of(item)
-        if fields is None:
-            continue
-        if "tool" in fields:
-            found[NATIVE] = None
-        elif "task" in fields:
+        fields = None if isinstance(item, Call) else fields_of(item)
+        if fields is None or "type" in fields or not fields.keys().isdisjoint(_NATIVE_KEYS):
+            return []  # no planner's; whoever reads it says what is wrong with it
+        if "task" in fields:
             found[hugginggpt.FORM] = None
-        elif "name" in fields:
-            labelled = "label" in fields or fields["name"] == nestful.OUTPUTS
-            found[nestful.FORM if labelled else NATIVE] = None
-    # A call of NESTFUL whose answer nobody uses has no label.
-    if len(found) == 2 and nestful.FORM in found and NATIVE in found and not any(_has_needs(item) for item in items):
-        del found[NATIVE]
-    return list(found) or ([NATIVE] if not items else [])
-
-
-def _has_needs(item: object) -> bool:
-    fields = fields_of(item)
-    return isinstance(item, Call) or (fields is not None and not fields.keys().isdisjoint(("tool", "id", "needs")))
+        elif "label" in fields or fields.get("name") == nestful.OUTPUTS:
+            if "id" in fields:
+                return []
+            found[nestful.FORM] = None
+    return list(found)

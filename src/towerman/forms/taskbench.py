@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from towerman.adapters.reading import described, fields_of, items_of
-from towerman.calls import Call
+from towerman.adapters.reading import described, fields_of, items_of, plain_text
+from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, PlanDocument, native_arguments, native_items, number
+from towerman.forms.document import BadText, Draft, Part, Tools, number
 
 FORM: Final = "taskbench"
 
@@ -30,52 +30,50 @@ _NODE: Final = re.compile(r"\s*node[\s_-]*(\d{1,18})\s*", re.IGNORECASE | re.ASC
 _LIKE_A_NODE: Final = re.compile(r"\bnode[\s_-]*\d", re.IGNORECASE | re.ASCII)
 
 
-def read(fields: Mapping[str, object]) -> PlanDocument:
+def read(fields: Mapping[str, object], tools: Tools) -> Batch:
     """Read a plan.
 
     Raises:
         InputError: a part has another type than the form wants; it says which.
-        RefusedPlan: a reference or a link cannot be followed, or an argument cannot be read.
     """
-    draft = Draft(FORM, ordered=True, numbered=True)
+    draft = Draft(FORM, tools, ordered=True, numbered=True)
     nodes = items_of(fields.get("task_nodes"))
     if nodes is None:
         raise InputError(f"task_nodes: a list is wanted, got {described(fields.get('task_nodes'))}")
     for index, item in enumerate(nodes):
         node = fields_of(item)
-        if node is None or not isinstance(node.get("task"), str):
+        tool = None if node is None else node.get("task")
+        if node is None or not isinstance(tool, str):
             raise InputError(f"task_nodes[{index}].task: the name of a tool is wanted")
-        _node(draft, node)
+        given, named = _arguments(draft, node.get("arguments"))
+        draft.add(plain_text(tool), str(index), split, given, named)
     _links(draft, fields.get("task_links"))
     return draft.finish()
 
 
-def _node(draft: Draft, node: Mapping[str, object]) -> None:
-    """One node."""
+def _arguments(draft: Draft, arguments: object) -> tuple[list[object], dict[str, object]]:
+    """The arguments of the next node: those without names, and those with."""
+    if isinstance(arguments, Mapping):
+        return [], {str(name): value for name, value in arguments.items()}
+    items = () if arguments is None else items_of(arguments)
+    if items is None:
+        draft.refuse("invalid_arguments", f"arguments: a list is wanted, got {described(arguments)}")
+        items = ()
     given: list[object] = []
     named: dict[str, object] = {}
-    arguments = node.get("arguments")
-    if isinstance(arguments, Mapping):
-        named = {str(name): value for name, value in arguments.items()}
-    else:
-        items = () if arguments is None else items_of(arguments)
-        if items is None:
-            draft.refuse("invalid_arguments", f"arguments: a list is wanted, got {described(arguments)}")
-            items = ()
-        for place, item in enumerate(items, 1):
-            if not isinstance(item, Mapping):
-                given.append(item)
-            elif item.keys() != {"name", "value"} or not isinstance(item["name"], str):
-                draft.refuse(
-                    "invalid_arguments", f"argument {place}: a value, or an object with 'name' and 'value', is wanted"
-                )
-            elif item["name"] in named:
-                draft.refuse("invalid_arguments", f"argument {place}: its name stands twice")
-            else:
-                named[item["name"]] = item["value"]
-    own = str(len(draft.calls))
-    bound = native_arguments(draft, named, split)
-    draft.add(Call(str(node["task"]), bound, own), native_items(draft, given, split))
+    for place, item in enumerate(items, 1):
+        if not isinstance(item, Mapping):
+            given.append(item)
+            continue
+        name = item.get("name")
+        if item.keys() != {"name", "value"} or not isinstance(name, str):
+            told = f"argument {place}: a value, or an object with 'name' and 'value', is wanted"
+            draft.refuse("invalid_arguments", told)
+        elif name in named:
+            draft.refuse("invalid_arguments", f"argument {place}: its name stands twice")
+        else:
+            named[plain_text(name)] = item["value"]
+    return given, named
 
 
 def _links(draft: Draft, links: object) -> None:
@@ -89,37 +87,37 @@ def _links(draft: Draft, links: object) -> None:
     needs: dict[int, dict[str, None]] = {}
     for place, item in enumerate(items):
         link = fields_of(item)
-        ends = [] if link is None else [link.get("source"), link.get("target")]
-        if not ends or not all(isinstance(end, str) for end in ends):
+        source, target = (None, None) if link is None else (link.get("source"), link.get("target"))
+        if not isinstance(source, str) or not isinstance(target, str):
             raise InputError(f"task_links[{place}]: an object with the texts 'source' and 'target' is wanted")
-        nodes = [_linked(draft, where, str(end), place, place_of) for end, place_of in zip(ends, _ENDS, strict=True)]
-        if nodes[0] is not None and nodes[1] is not None:
-            needs.setdefault(nodes[1], {})[str(nodes[0])] = None
+        first = _linked(draft, where, source, f"task_links[{place}].source")
+        then = _linked(draft, where, target, f"task_links[{place}].target")
+        if first is not None and then is not None:
+            needs.setdefault(then, {})[str(first)] = None
     for index, wanted in needs.items():
         draft.calls[index] = replace(draft.calls[index], needs=tuple(wanted))
 
 
-_ENDS: Final = ("source", "target")
-
-
-def _linked(draft: Draft, where: Mapping[str, Sequence[int]], name: str, place: int, end: str) -> int | None:
+def _linked(draft: Draft, where: Mapping[str, Sequence[int]], name: str, place: str) -> int | None:
     """The node that a link names."""
     found = where.get(name, ())
     if len(found) == 1:
         return found[0]
     if found:
-        told = f"task_links[{place}].{end} names its tool, and so do {len(found)} nodes: which one is not known"
-        for index in found:
-            draft.refuse("bad_reference", told, index)
+        told = f"{place} names its tool, and so do {len(found)} nodes: which one is meant is not known"
+        draft.refuse("bad_reference", told, found[0])
     else:
-        told = f"task_links[{place}].{end} names a tool that no node has"
-        draft.refuse("unknown_dependency", told, len(draft.calls))
+        draft.refuse("unknown_dependency", f"{place} names a tool that no node has", None)
     return None
 
 
-def split(text: str) -> list[str | tuple[str]]:
-    """The parts of a text with references."""
-    parts: list[str | tuple[str]] = []
+def split(text: str) -> list[Part]:
+    """The parts of a text with references.
+
+    Raises:
+        BadText: one is malformed.
+    """
+    parts: list[Part] = []
     end = 0
     for match in _BRACKETS.finditer(text):
         node = _NODE.fullmatch(match[1])

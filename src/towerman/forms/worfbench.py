@@ -16,30 +16,29 @@ import re
 from dataclasses import replace
 from typing import Final
 
-from towerman.calls import Call
+from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import Draft, PlanDocument, number
-from towerman.plan import escape_text
+from towerman.forms.document import Draft, Part, Tools, number
 
 FORM: Final = "worfbench"
 
 HEADING: Final = re.compile(r"^[ \t]*(node|graph|edge)s?[ \t]*:", re.IGNORECASE | re.MULTILINE)
 _NODE: Final = re.compile(r"[ \t]*(\d{1,18})[ \t]*[.:)](.*)", re.ASCII | re.DOTALL)
-_EDGE: Final = re.compile(r"\(\s*(START|\d{1,18})\s*,\s*(END|\d{1,18})\s*\)", re.ASCII)
-_BETWEEN: Final = re.compile(r"[\s,]*")
+_EDGE: Final = re.compile(r"\s*\(\s*(START|\d{1,18})\s*,\s*(END|\d{1,18})\s*\)\s*,?\s*", re.ASCII)
 
 
-def read(text: str, tool: str | None) -> PlanDocument:
+def read(text: str, tools: Tools, tool: str) -> Batch:
     """Read a plan.
 
     Args:
         text: as the planner wrote it.
-        tool: the tool that gets each node's text as its first argument; None: the text is the tool's name.
+        tools: the parameters of tools.
+        tool: the tool that gets each node's text as its first argument; "": the text is the tool's name.
 
     Raises:
         InputError: a line or an edge cannot be read; it says which.
     """
-    draft = Draft(FORM, numbered=True)
+    draft = Draft(FORM, tools, numbered=True)
     nodes: list[tuple[str, list[str]]] = []
     edges: list[tuple[str, int]] = []
     part = ""
@@ -70,20 +69,17 @@ def read(text: str, tool: str | None) -> PlanDocument:
         said = "\n".join(rows)
         if not said:
             raise InputError(f"node {own}: its text is missing")
-        if tool is None:
-            draft.add(Call(said, {}, own))
+        if tool:
+            draft.add(tool, own, _whole, [said])
         else:
-            draft.add(Call(tool, {}, own), (escape_text(said),))
+            draft.add(said, own, _whole)
     needs: dict[int, dict[str, None]] = {}
     for row, line in edges:
         for source, target in _pairs(row, line):
-            if target == "END" or (source == "START" and target in where):
-                if target == "END" and source != "START" and source not in where:
-                    draft.refuse("bad_reference", f"line {line}: an edge from a node that is not there", len(nodes))
-                continue
-            if target not in where:
-                draft.refuse("bad_reference", f"line {line}: an edge to a node that is not there", len(nodes))
-            else:
+            for end, none in ((source, "START"), (target, "END")):
+                if end != none and end not in where:
+                    draft.refuse("bad_reference", f"line {line}: an edge at a node {end}, and there is none", None)
+            if source != "START" and target in where:
                 needs.setdefault(where[target], {})[source] = None
     for index, wanted in needs.items():
         draft.calls[index] = replace(draft.calls[index], needs=tuple(wanted))
@@ -93,12 +89,17 @@ def read(text: str, tool: str | None) -> PlanDocument:
 def _pairs(row: str, line: int) -> list[tuple[str, str]]:
     """The edges of one line."""
     found: list[tuple[str, str]] = []
-    place = len(row) - len(row.lstrip())
+    place = 0
     while place < len(row):
         match = _EDGE.match(row, place)
         if match is None:
             raise InputError(f"line {line}: edges are pairs like (START,1) (1,2) (2,END)")
-        found.append(tuple(number(end) if end.isdigit() else end for end in match.groups()))  # type: ignore[arg-type]
-        between = _BETWEEN.match(row, match.end())
-        place = match.end() if between is None else between.end()
+        source, target = match.groups()
+        found.append((number(source), number(target)))
+        place = match.end()
     return found
+
+
+def _whole(text: str) -> list[Part]:
+    """A text of this form holds no references."""
+    return [text]
