@@ -18,11 +18,12 @@ Not here: linking and circles (plan), whether a tool exists (tools), what is sen
 """
 
 from towerman.forms.document import Tools
-from towerman.forms.reading import FORMS, find_form, read_plan
+from towerman.forms.reading import FORMS, find_form, is_form, read_plan
 
 __all__ = [
     "FORMS",
     "Tools",
     "find_form",
+    "is_form",
     "read_plan",
 ]

@@ -116,9 +116,10 @@ def _arguments(text: str, start: int, end: int, line: int) -> tuple[list[object]
         bare = row[:-1].strip()
         if row[-1:] == ")" and _BARE.fullmatch(bare) and bare[0] != "'":
             return [bare], {}, start + text[start:end].rindex(")") + 1
-        line += text.count("\n", start, malformed.place)
+        there = line + text.count("\n", start, malformed.place)
+        where = f"line {line}" if there == line else f"line {there}, in the step that begins in line {line}"
         raise InputError(
-            f'line {line}: {malformed.told}; write text in quotes and close what was opened: tool("text", 3, [$1])'
+            f'{where}: {malformed.told}; write text in quotes and close what was opened: tool("text", 3, [$1])'
         ) from None
 
 

@@ -132,8 +132,8 @@ def _opened(document: object, form: str | None) -> _Opened:
     try:
         return opened(document)
     except InputError as error:
-        told = str(error).split("; accepted are:")[0]
-        raise InputError(f"{told}; the forms of plans are {_LISTED}") from None
+        told, accepted, _ = str(error).partition("; accepted are:")
+        raise InputError(f"{told}; the forms of plans are {_LISTED}" if accepted else told) from None
 
 
 def _found(value: _Opened) -> str | None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import Draft, Part, Tools, number
+from towerman.forms.document import Draft, Part, Tools, nothing_known, number
 
 FORM: Final = "worfbench"
 
@@ -73,6 +73,10 @@ def read(text: str, tools: Tools, tool: str) -> Batch:
             draft.add(tool, own, _whole, [said])
         else:
             draft.add(said, own, _whole)
+    if not tool and tools is not nothing_known and all(tools(call.tool) is None for call in draft.calls):
+        raise InputError(
+            f"no node's text is the name of a tool; name the tool that is to get the texts, in the format: {FORM}:TOOL"
+        )
     needs: dict[int, dict[str, None]] = {}
     for row, line in edges:
         for source, target in _pairs(row, line):
