@@ -10,7 +10,8 @@ goes back is an object, as the form wants.
 
 A block with a `caller` other than `direct` is a call of code that the model wrote and that waits for the answer: its
 arguments are values already. The answer to such calls may hold results only, and that is all that is ever written here.
-`needs` or `depends_on` beside a call are ids of other calls. Both go back as they came.
+That goes back as it came. `needs` or `depends_on` beside a call are ids of other calls, which the provider does not
+know and does not get back.
 
 Not here: how a refused argument is worded (arguments).
 """
@@ -22,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from towerman.adapters.reading import (
+    NEEDS,
     Fields,
     argument_value,
     beside,
@@ -56,7 +58,7 @@ FOREIGN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,4096}")
 CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
 """Stop reasons after which the last call may be incomplete."""
 
-_WRITTEN_ANEW: Final = frozenset({"type", "id", "name", "input"})
+_WRITTEN_ANEW: Final = frozenset({"type", "id", "name", "input", *NEEDS})
 _NOT_IN_A_TEXT: Final = frozenset({"parsed_output"})
 
 

@@ -9,7 +9,8 @@ own) is still a call, so that it is answered in its place and its siblings run. 
 calls is refused.
 
 A call of a custom tool carries free text: it becomes the one argument `input`. Beside a call may stand `needs` or
-`depends_on`, ids of other calls, and `caller`: then code made it, not the model. Both go back as they came.
+`depends_on`, ids of other calls, which no provider knows and none gets back, and `caller`: then code made it, not the
+model, and that goes back as it came.
 
 Not here: the legacy `function_call`, which has no id to answer, and the Responses API.
 """
@@ -22,6 +23,7 @@ from operator import is_not
 from typing import Final
 
 from towerman.adapters.reading import (
+    NEEDS,
     Fields,
     argument_value,
     beside,
@@ -57,8 +59,8 @@ CUT: Final = frozenset({"length", "content_filter"})
 _NOT_IN_A_MESSAGE: Final = frozenset(
     {"role", "content", "tool_calls", "annotations", "audio", "function_call", "parsed"}
 )
-_NOT_IN_A_CALL: Final = frozenset({"id", "type", "function", "custom", "index"})
-_NOT_IN_A_FUNCTION: Final = frozenset({"name", "arguments", "parsed_arguments"})
+_NOT_IN_A_CALL: Final = frozenset({"id", "type", "function", "custom", "index", *NEEDS})
+_NOT_IN_A_FUNCTION: Final = frozenset({"name", "arguments", "parsed_arguments", *NEEDS})
 
 
 def decode(data: object) -> Batch:

@@ -46,6 +46,9 @@ KNOWN: Final = frozenset(
 BLOCKS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
 BLOCK_ENDINGS: Final = ("_tool_use", "_tool_result")
 
+NEEDS: Final = ("needs", "depends_on")
+"""The names under which calls that come before may stand beside a provider's call."""
+
 LONGEST_INTEGER: Final = 4_300
 """Digits from which Python itself refuses to read a number."""
 
@@ -237,18 +240,15 @@ def beside(*places: Fields) -> tuple[tuple[str, ...], str]:
     needs: tuple[str, ...] = ()
     caller = ""
     for fields in places:
-        wanted = fields.get("needs")
-        wanted = fields.get("depends_on") if wanted is None else wanted
+        wanted = next((fields[name] for name in NEEDS if fields.get(name) is not None), None)
         if wanted is not None and not needs:
             items = [wanted] if isinstance(wanted, str) else items_of(wanted)
             needs = ("",) if items is None else tuple(map(identifier, items))
         maker = fields_of(fields.get("caller")) if "caller" in fields else None
         if maker is not None and not caller:
-            kind, own = (
-                tool_name(maker.get("type")),
-                identifier(maker.get("tool_id")) or identifier(maker.get("caller_id")),
-            )
-            if kind != "direct":
+            kind = tool_name(maker.get("type"))
+            own = identifier(maker.get("tool_id")) or identifier(maker.get("caller_id"))
+            if kind and kind != "direct":
                 caller = f"{kind}:{own}" if own else kind
     return needs, caller
 
