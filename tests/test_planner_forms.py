@@ -509,6 +509,8 @@ REFUSED: list[tuple[Any, str, tuple[int, ...], str]] = [
     ({"task_nodes": [node("a", "<the node-0>")]}, "bad_reference", (0,), "write '<node-0>'"),
     ([task(0), task(1, x="<GENERATED>")], "bad_reference", (1,), "without the number of one task"),
     ([task(0), task(1, x="<GENERATED text>-0")], "bad_reference", (1,), "without the number of one task"),
+    ([task(0, x={"<GENERATED>-0": 1})], "bad_reference", (0,), "arguments.x: a reference in the place of a name"),
+    ([task(0, **{"<GENERATED>-0": 1})], "bad_reference", (0,), "arguments.<name>: a reference in the place of a name"),
     ([entry("var1"), entry("var2", x="$var1.a")], "bad_reference", (1,), "no closing '$'"),
     ([entry("var1"), entry("var2", x="$var1[x]$")], "bad_reference", (1,), "a path of '.name' and '[0]' is wanted"),
     (
@@ -775,6 +777,18 @@ def test_llmcompiler_arguments_without_quotes() -> None:
     for text in ("a, b", "x = y", "'a b", "f(x)", "[1", 'say "x"'):
         with pytest.raises(InputError, match=r"line 1"):
             read_plan(f"1. search({text})")
+
+
+def test_tools_by_names_that_no_tool_can_have(stage: Stage) -> None:
+    """Each sign that the name of a tool cannot hold is read as `_`; links still go by the planner's own names."""
+    tower, seen = recorder(stage, "Image_Editing", "Get_Reviews_Tips_", "Image-to-Text.2")
+    nodes = [node("Image Editing", "a.jpg"), node("Get Reviews(Tips)", "<node-0>"), node("Image-to-Text.2")]
+    links = [{"source": "Get Reviews(Tips)", "target": "Image-to-Text.2"}]
+    batch = run(stage, tower, {"task_nodes": nodes, "task_links": links})
+    assert batch.ok
+    assert [name for name, _ in seen] == ["Image_Editing", "Get_Reviews_Tips_", "Image-to-Text.2"]
+    links = [{"source": "Get_Reviews_Tips_", "target": "Image-to-Text.2"}]
+    assert refused({"task_nodes": nodes, "task_links": links})[0] == "unknown_dependency"
 
 
 def test_a_plan_in_a_code_block() -> None:

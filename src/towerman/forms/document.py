@@ -5,13 +5,16 @@ native syntax, gives arguments without names the names of the tool's parameters,
 after a fault, so that a refusal knows every call that could be seen, and each of them is answered. A call whose
 arguments are at fault is kept without them; nothing of a refused plan runs, so that is never noticed.
 
-House rules. A refusal names the step by its id and the place by the argument's name, if that is a plain word.
+House rules. Planners call tools by names that no tool can have here, such as `Image Editing`; each sign that a tool's
+name cannot hold is read as `_`, so that the tool is `Image_Editing`. A refusal names the step by its id and the place
+by the argument's name, if that is a plain word.
 
 Not here: what a form looks like (a file for each), linking the steps (plan).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
@@ -35,6 +38,7 @@ Split: TypeAlias = Callable[[str], list[Part]]
 
 _SHOWN: Final = 8  # faults in one message
 _WORD: Final = 32  # characters of a name in a message
+_NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _NO_NAMES: Final[Mapping[str, object]] = {}
 
 
@@ -92,7 +96,7 @@ class Draft:
         """The next step.
 
         Args:
-            tool: its tool.
+            tool: its tool, as the form calls it.
             own: its id.
             split: takes its texts apart.
             given: arguments without names, as the form has them.
@@ -100,6 +104,7 @@ class Draft:
             needs: ids of the steps that it names as needed.
             lists: takes the texts of arguments apart that take a list; None: like all others.
         """
+        tool = _NOT_IN_A_NAME.sub("_", tool)
         parameters = self._of(tool) if given or lists is not None else None
         arguments: dict[str, object] = {}
         if given:
@@ -186,7 +191,7 @@ class Draft:
     ) -> None:
         """One argument in native syntax; what is wrong with it is noted, for the plan as a `whole` or the next step."""
         try:
-            into[escape_key(name)] = native_value(value, split)
+            into[native_key(name, split)] = native_value(value, split)
         except BadText as bad:
             self.refuse(bad.code, f"{place or f'arguments.{shown(name)}'}: {bad.told}", None if whole else -1)
 
@@ -217,9 +222,24 @@ def native_value(value: object, split: Split) -> object:
     """JSON data of a form in native syntax: its texts read, its keys escaped; a copy.
 
     Raises:
-        BadText: a reference in it is malformed, or a part of it is no JSON data.
+        BadText: a reference in it is malformed or stands as a key, or a part of it is no JSON data.
     """
-    return copied(value, lambda text: native_text(text, split), escape_key, _plain)
+    if type(value) is str:
+        return native_text(value, split)
+    return copied(value, lambda text: native_text(text, split), lambda key: native_key(key, split), _plain)
+
+
+def native_key(key: str, split: Split) -> str:
+    """A key, or the name of an argument, in native syntax.
+
+    Raises:
+        BadText: it is a reference, which can stand for a value only.
+    """
+    if key.isidentifier():  # no form has a reference without another sign
+        return key
+    if all(isinstance(part, str) for part in split(key)):
+        return escape_key(key)
+    raise BadText("a reference in the place of a name; it can stand for a value only")
 
 
 def _plain(value: object) -> object:

@@ -40,14 +40,16 @@ def read(fields: Mapping[str, object], tools: Tools) -> Batch:
     nodes = items_of(fields.get("task_nodes"))
     if nodes is None:
         raise InputError(f"task_nodes: a list is wanted, got {described(fields.get('task_nodes'))}")
+    names: list[str] = []
     for index, item in enumerate(nodes):
         node = fields_of(item)
         tool = None if node is None else node.get("task")
         if node is None or not isinstance(tool, str):
             raise InputError(f"task_nodes[{index}].task: the name of a tool is wanted")
         given, named = _arguments(draft, node.get("arguments"))
-        draft.add(plain_text(tool), str(index), split, given, named)
-    _links(draft, fields.get("task_links"))
+        names.append(plain_text(tool))
+        draft.add(names[-1], str(index), split, given, named)
+    _links(draft, names, fields.get("task_links"))
     return draft.finish()
 
 
@@ -76,14 +78,14 @@ def _arguments(draft: Draft, arguments: object) -> tuple[list[object], dict[str,
     return given, named
 
 
-def _links(draft: Draft, links: object) -> None:
-    """What the links say, as needs."""
+def _links(draft: Draft, names: Sequence[str], links: object) -> None:
+    """What the links say, as needs; `names` are those of the nodes' tools."""
     items = () if links is None else items_of(links)
     if items is None:
         raise InputError(f"task_links: a list is wanted, got {described(links)}")
     where: dict[str, list[int]] = {}
-    for index, call in enumerate(draft.calls):
-        where.setdefault(call.tool, []).append(index)
+    for index, name in enumerate(names):
+        where.setdefault(name, []).append(index)
     needs: dict[int, dict[str, None]] = {}
     for place, item in enumerate(items):
         link = fields_of(item)
