@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kit import Stage, codes, on_stage
 
-from towerman import BatchResult, Call, InputError, PolicyError, Tower
+from towerman import BatchResult, Call, Context, InputError, PolicyError, Tower
 from towerman.arguments import parameters_of
 from towerman.calls import Batch
 from towerman.core import read_plan as link
@@ -302,7 +302,8 @@ def test_a_plan_that_was_read_is_written_in_the_native_form(form: str) -> None:
         ({"output": [3]}, None),
         ({"task_nodes": []}, "taskbench"),
         ("1. a()", "llmcompiler"),
-        ("  12 ) a (", "llmcompiler"),
+        ("  12 ) a(", "llmcompiler"),
+        ("1. a (see there)", None),
         ("#E1 = A[x]", "rewoo"),
         ("Plan: x #E1=A[x]", "rewoo"),
         ("Node:\n1: a\nEdges: (START,1)", "worfbench"),
@@ -560,6 +561,7 @@ REFUSED: list[tuple[Any, str, tuple[int, ...], str]] = [
     ),
     ([{"task": "a", "id": 0, "args": [1]}], "invalid_arguments", (0,), "args: an object is wanted, got list"),
     ([entry("var1"), {"name": "a", "arguments": "x", "label": "b"}], "invalid_arguments", (1,), "an object is wanted"),
+    ([{"task": "a", "id": 0, "args": {1: "a"}}], "invalid_arguments", (0,), "args: a name that is no text"),
     ([task(0, x={1: "a"})], "invalid_arguments", (0,), "arguments.x: JSON data is wanted, got dict"),
     ([task(0, x=[{3}])], "invalid_arguments", (0,), "arguments.x: JSON data is wanted, got set"),
     ('[{"task": "a", "id": 0, "args": {"x": {"k": 1, "k": 2}}}]', "invalid_arguments", (0,), "an object is wanted"),
@@ -791,6 +793,22 @@ def test_tools_by_names_that_no_tool_can_have(stage: Stage) -> None:
     assert refused({"task_nodes": nodes, "task_links": links})[0] == "unknown_dependency"
 
 
+def test_arguments_without_names_are_those_that_the_tool_declares(stage: Stage) -> None:
+    """In the order of its signature, without the context; a tool that takes any gets numbers."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def one(ctx: Context, first: str, second: int = 2) -> list[Any]:
+        return [first, second]
+
+    async def anything(**given: Any) -> Any:
+        return given
+
+    tower.add_tool(anything, name="any", independent=True, schema={"type": "object"})
+    batch = run(stage, tower, "1. one('a', 3)  # with a word about it\n2. one('b')\n3. any('x', y='z')")
+    assert [result.value for result in batch] == [["a", 3], ["b", 2], {"1": "x", "y": "z"}]
+
+
 def test_a_plan_in_a_code_block() -> None:
     assert len(read_plan("```\n1. a()\n2. b()\n```").calls) == 2
 
@@ -841,7 +859,7 @@ def test_worfbench_nodes_are_tools_or_texts_for_one(stage: Stage) -> None:
         run(stage, tower, text)
 
 
-def test_r38_r41_a_failed_step_skips_what_hangs_on_it(stage: Stage) -> None:
+def test_r38_a_failed_step_skips_what_hangs_on_it(stage: Stage) -> None:
     """R-38: in a planner's form, too; others go on."""
     tower, _ = recorder(stage, "a", "b")
 

@@ -346,8 +346,12 @@ def test_no_text_takes_more_than_its_length(name: str) -> None:
     """R-34: texts that make a careless reader go back and back again: four times the length, four times the time."""
     make = HOSTILE[name]
     for form in (None, *FORMS):
-        small, large = (cost_of(make(size), form) for size in (20_000, 80_000))
-        assert large < 0.05 or large < 4 * 3 * small, (form, small, large)
+        for _ in range(3):  # what else the machine does now and then is no finding
+            small, large = (cost_of(make(size), form) for size in (20_000, 80_000))
+            if large < 0.05 or large < 4 * 3 * small:
+                break
+        else:
+            raise AssertionError(f"{form}: {small:.3f} s, and {large:.3f} s for four times the length")
 
 
 def cost_of(text: str, form: str | None) -> float:

@@ -19,12 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from towerman.adapters.reading import RepeatedKeys, described, items_of, plain_text
+from towerman.adapters.reading import RepeatedKeys, described, fields_of, items_of, plain_text
 from towerman.calls import Batch, Call
 from towerman.errors import Code, InputError
-from towerman.plan import escape_text
-from towerman.plan.following import copied
-from towerman.plan.references import escape_key
+from towerman.plan import copied, escape_key, escape_text
 
 Tools: TypeAlias = Callable[[str], Mapping[str, bool] | None]
 """The names of a tool's parameters, in the order in which it declares them, and whether each takes a list; no names
@@ -121,6 +119,22 @@ class Draft:
             takes_list = lists is not None and parameters is not None and parameters.get(name, False)
             self._put(arguments, name, value, lists if lists is not None and takes_list else split)
         self.calls.append(Call(tool, arguments, own, needs))
+
+    def named(self, value: object, place: str) -> dict[str, object]:
+        """The arguments of the next step where they are an object, or None; what is wrong with it is noted.
+
+        Args:
+            value: as the form has it.
+            place: how the form calls it.
+        """
+        fields = fields_of({} if value is None else value)
+        if fields is None:
+            self.refuse("invalid_arguments", f"{place}: an object is wanted, got {described(value)}")
+            return {}
+        if not all(isinstance(name, str) for name in fields):
+            self.refuse("invalid_arguments", f"{place}: a name that is no text")
+            return {}
+        return {plain_text(name): inner for name, inner in fields.items()}
 
     def end(self, outputs: Mapping[str, object], split: Split) -> None:
         """What the plan comes to, by name."""

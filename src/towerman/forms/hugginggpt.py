@@ -45,12 +45,7 @@ def read(items: Sequence[object], tools: Tools) -> Batch:
         if numbers is None:
             raise InputError(f"[{index}].dep: a list of numbers is wanted, got {described(dep)}")
         needs = [_number(each, f"[{index}].dep[{place}]") for place, each in enumerate(numbers)]
-        arguments = task.get("args")
-        fields = fields_of({} if arguments is None else arguments)
-        if fields is None:
-            draft.refuse("invalid_arguments", f"args: an object is wanted, got {described(arguments)}")
-            fields = {}
-        named = {str(name): value for name, value in fields.items()}
+        named = draft.named(task.get("args"), "args")
         draft.add(plain_text(tool), own, split, (), named, tuple(need for need in needs if need != "-1"))
     return draft.finish()
 

@@ -25,10 +25,10 @@ from towerman.forms.literals import Malformed, Reader
 
 FORM: Final = "llmcompiler"
 
-STEP: Final = re.compile(r"^[ \t]*(\d{1,18})[ \t]*[.)][ \t]*([A-Za-z_][\w.-]*)[ \t]*\(", re.ASCII | re.MULTILINE)
+STEP: Final = re.compile(r"^[ \t]*(\d{1,18})[ \t]*[.)][ \t]*([A-Za-z_][\w.-]*)\(", re.ASCII | re.MULTILINE)
 _NUMBERED: Final = re.compile(r"[ \t]*\d{1,18}[ \t]*[.)]", re.ASCII)
 _END: Final = "<END_OF_PLAN>"
-_REST: Final = re.compile(rf"[ \t]*(?:{_END})?[ \t]*")
+_REST: Final = re.compile(rf"[ \t]*(?:{_END}[ \t]*)?(?:#.*)?")
 _BARE: Final = re.compile(r"[^,()\[\]{}\"=\n]+")
 _MARK: Final = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)\}|\$\{(?=\d)", re.ASCII)
 _UNCLEAR: Final = re.compile(r"\w|[.,]\d|%")

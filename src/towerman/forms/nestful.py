@@ -59,11 +59,7 @@ def read(given: object, tools: Tools) -> Batch:
     agreed, each = splitter(labels, AGREED), splitter(labels, EACH)
     draft = Draft(FORM, tools, ordered=True)
     for index, (name, label, arguments) in enumerate(rows):
-        fields = fields_of({} if arguments is None else arguments)
-        if fields is None:
-            draft.refuse("invalid_arguments", f"arguments: an object is wanted, got {described(arguments)}")
-            fields = {}
-        named = {str(key): value for key, value in fields.items()}
+        named = draft.named(arguments, "arguments")
         if name != OUTPUTS:
             draft.add(name, label, agreed, (), named, lists=each)
         elif draft.outputs is not None:

@@ -56,7 +56,7 @@ def read(fields: Mapping[str, object], tools: Tools) -> Batch:
 def _arguments(draft: Draft, arguments: object) -> tuple[list[object], dict[str, object]]:
     """The arguments of the next node: those without names, and those with."""
     if isinstance(arguments, Mapping):
-        return [], {str(name): value for name, value in arguments.items()}
+        return [], draft.named(arguments, "arguments")
     items = () if arguments is None else items_of(arguments)
     if items is None:
         draft.refuse("invalid_arguments", f"arguments: a list is wanted, got {described(arguments)}")

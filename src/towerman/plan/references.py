@@ -42,6 +42,7 @@ _HEAD: Final = re.compile(r"[^.\[#]*")
 _SEPARATOR: Final = re.compile(r"[.\[#]")
 _SEGMENT: Final = re.compile(r'\.([^.\[\]#]+)|\[(0|[1-9][0-9]{0,17})\]|\[([*=])\]|\[(?=")')
 _SIGNS: Final = {EACH: "[*]", AGREED: "[=]"}
+_NOT_BARE: Final = re.compile(r"[.\[\]#{}$]")
 _TILDE: Final = re.compile(r"~(?![01])")
 _STRING: Final = json.JSONDecoder().raw_decode
 _WORD: Final = 32  # characters of a key that a message shows
@@ -267,8 +268,11 @@ def written(step: str, path: Path) -> str:
             parts.append(_SIGNS.get(segment) or f"[{segment}]")
         else:
             name = cast(str, segment)
-            quoted = json.dumps(name).replace("}", "\\u007d")
-            parts.append(f".{name}" if name and not re.search(r"[.\[\]#{}$]", name) else f"[{quoted}]")
+            if name and not _NOT_BARE.search(name):
+                parts.append(f".{name}")
+            else:
+                quoted = json.dumps(name).replace("}", "\\u007d")
+                parts.append(f"[{quoted}]")
     return "".join(parts)
 
 
