@@ -101,6 +101,8 @@ class Batch:
         ordered: it is a plan in whose form a step may only refer to steps before it.
         numbered: it is a plan whose ids are numbers of its form.
         outputs: of a plan that names what it comes to: values with references, by name; or None.
+        refused: of a plan that could be read in part only, so that nothing of it may run: the code, the indexes of the
+            calls concerned, and a sentence for the model; or None.
     """
 
     calls: tuple[Call, ...]
@@ -113,6 +115,7 @@ class Batch:
     ordered: bool = False
     numbered: bool = False
     outputs: Mapping[str, object] | None = None
+    refused: tuple[Code, tuple[int, ...], str] | None = None
 
     def __repr__(self) -> str:
         return f"Batch({len(self.calls)} calls, format={self.format!r}, truncated={self.truncated})"

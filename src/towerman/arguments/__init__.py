@@ -30,7 +30,7 @@ from towerman.arguments.identity import identity, mark
 from towerman.arguments.loading import frozen, load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
-from towerman.arguments.subschemas import as_list, as_mapping, branches_of, resolve
+from towerman.arguments.subschemas import as_list, as_mapping, branches_of, parameters_of, resolve
 from towerman.arguments.telling import near_names
 
 __all__ = [
@@ -52,5 +52,6 @@ __all__ = [
     "mark",
     "load_arguments",
     "near_names",
+    "parameters_of",
     "resolve",
 ]
