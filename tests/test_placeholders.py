@@ -777,6 +777,20 @@ def test_r41_calls_of_code_have_results_in_them(stage: Stage) -> None:
     assert codes(shop.run(FIND, by_code, PAY, wrong)) == [None, None, "unresolved_placeholder", "invalid_arguments"]
 
 
+def test_r41_a_providers_caller_says_who_wrote_it(stage: Stage) -> None:
+    """FIELD 13: the same block, of the model itself and of code that it wrote."""
+    shop = Shop(stage)
+    block = {"type": "tool_use", "name": "pay_order", "input": PAY.arguments}
+    by_code = {"type": "code_execution_20260120", "tool_id": "srvtoolu_1"}
+    blocks = [
+        {**block, "id": "toolu_1"},
+        {**block, "id": "toolu_2", "caller": {"type": "direct"}},
+        {**block, "id": "toolu_3", "caller": by_code},
+    ]
+    done = stage.run(shop.tower.execute({"role": "assistant", "content": blocks}))
+    assert codes(done) == ["unresolved_placeholder", "unresolved_placeholder", None]
+
+
 def test_r41_nested_calls_are_looked_at_too(stage: Stage) -> None:
     """G2: a handler may hand on what a model of its own has written."""
     shop = Shop(stage)
