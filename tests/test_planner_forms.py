@@ -447,6 +447,8 @@ def test_g8_whatever_is_handed_in_only_input_errors_come_out() -> None:
         read_plan(document)
     assert CANARY not in str(caught.value)
     assert "RuntimeError" in str(caught.value)
+    with pytest.raises(InputError, match="fails when it is read"):
+        find_form(Broken())
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -951,8 +953,11 @@ def test_a_plan_in_a_providers_form_reads_references(stage: Stage) -> None:
 def test_without_plan_a_text_is_no_plan(stage: Stage) -> None:
     """Only who says so gets a plan: a text, or a message that holds one, is read as a batch as ever."""
     tower = stage.tower()
-    for document in (LLMCOMPILER, TASKBENCH, HUGGINGGPT):
-        with pytest.raises(InputError):
+    for form in FORMS:
+        with pytest.raises(InputError, match=rf"a plan in the form '{form}': hand it in with plan=True"):
+            stage.run(tower.execute(PLANS[form]))
+    for document in ("hello", {"x": 1}, "1. a()\n#E1 = A[]"):
+        with pytest.raises(InputError, match=r"no JSON|no batch of calls: got dict"):
             stage.run(tower.execute(document))
     assert len(stage.run(tower.execute({"plan": []}))) == 0
     assert len(stage.run(tower.execute({"role": "assistant", "content": LLMCOMPILER}))) == 0
