@@ -689,7 +689,6 @@ def text_of(value: str, form: str) -> Any:
         ("rewoo", "#E1, #E01!", "${E1}, ${E1}!"),
         ("rewoo", "#E1F #E #Ex #1 ${E1} 5$", "#E1F #E #Ex #1 $${E1} 5$"),
         ("rewoo", "costs 5$ #E1", "costs 5$$ ${E1}"),
-        ("rewoo", "", ""),
         ("taskbench", "<node-0>", "${0}"),
         ("taskbench", "< NODE 0 > <node_0><node0>", "${0} ${0}${0}"),
         ("taskbench", "<b>node</b> <generated image> node-0", "<b>node</b> <generated image> node-0"),
@@ -737,6 +736,16 @@ def test_python_data_of_any_kind_is_read_as_json() -> None:
     call = read_plan(document).calls[1]
     assert call.arguments == {"x": {"a": ["${0}", ["${0}", 1.5, None], [0, 1]]}}
     assert type(call.tool) is str
+
+
+def test_a_step_of_rewoo_without_a_text_has_no_argument(stage: Stage) -> None:
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def clock() -> str:
+        return "noon"
+
+    assert run(stage, tower, "#E1 = clock[]\n#E2 = clock[ ]").ok
 
 
 def test_multi_digit_ids(stage: Stage) -> None:
