@@ -164,6 +164,15 @@ def test_needs_inside_the_function_count_as_well() -> None:
     assert "depends_on" not in json.dumps(turn(batch, results))
 
 
+@pytest.mark.parametrize(("call", "message"), FORMS)
+def test_a_need_that_is_no_id_is_one_that_no_call_has_in_the_native_form_too(call: Any, message: Any) -> None:
+    """G5: what was refused for it is refused again when it is read again."""
+    batch = decode(message(call("a", needs=[None])))
+    assert batch.calls[0].needs == ("",)
+    again = decode(turn(batch, answers_to(batch), "towerman")[0])
+    assert again.calls[0].needs == ("<no id>",)
+
+
 def test_calls_of_code_are_admitted_like_all_others(stage: Stage) -> None:
     """G2: the limits of the tower hold for calls that code made."""
     tower = stage.tower(max_concurrency=1)

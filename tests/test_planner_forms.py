@@ -447,6 +447,8 @@ def test_g8_whatever_is_handed_in_only_input_errors_come_out() -> None:
         read_plan(document)
     assert CANARY not in str(caught.value)
     assert "RuntimeError" in str(caught.value)
+    with pytest.raises(InputError, match="fails when it is read"):
+        find_form(Broken())
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -687,7 +689,6 @@ def text_of(value: str, form: str) -> Any:
         ("rewoo", "#E1, #E01!", "${E1}, ${E1}!"),
         ("rewoo", "#E1F #E #Ex #1 ${E1} 5$", "#E1F #E #Ex #1 $${E1} 5$"),
         ("rewoo", "costs 5$ #E1", "costs 5$$ ${E1}"),
-        ("rewoo", "", ""),
         ("taskbench", "<node-0>", "${0}"),
         ("taskbench", "< NODE 0 > <node_0><node0>", "${0} ${0}${0}"),
         ("taskbench", "<b>node</b> <generated image> node-0", "<b>node</b> <generated image> node-0"),
@@ -735,6 +736,16 @@ def test_python_data_of_any_kind_is_read_as_json() -> None:
     call = read_plan(document).calls[1]
     assert call.arguments == {"x": {"a": ["${0}", ["${0}", 1.5, None], [0, 1]]}}
     assert type(call.tool) is str
+
+
+def test_a_step_of_rewoo_without_a_text_has_no_argument(stage: Stage) -> None:
+    tower = stage.tower()
+
+    @tower.tool(independent=True)
+    async def clock() -> str:
+        return "noon"
+
+    assert run(stage, tower, "#E1 = clock[]\n#E2 = clock[ ]").ok
 
 
 def test_multi_digit_ids(stage: Stage) -> None:
@@ -951,8 +962,11 @@ def test_a_plan_in_a_providers_form_reads_references(stage: Stage) -> None:
 def test_without_plan_a_text_is_no_plan(stage: Stage) -> None:
     """Only who says so gets a plan: a text, or a message that holds one, is read as a batch as ever."""
     tower = stage.tower()
-    for document in (LLMCOMPILER, TASKBENCH, HUGGINGGPT):
-        with pytest.raises(InputError):
+    for form in FORMS:
+        with pytest.raises(InputError, match=rf"a plan in the form '{form}': hand it in with plan=True"):
+            stage.run(tower.execute(PLANS[form]))
+    for document in ("hello", {"x": 1}, "1. a()\n#E1 = A[]"):
+        with pytest.raises(InputError, match=r"no JSON|no batch of calls: got dict"):
             stage.run(tower.execute(document))
     assert len(stage.run(tower.execute({"plan": []}))) == 0
     assert len(stage.run(tower.execute({"role": "assistant", "content": LLMCOMPILER}))) == 0

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from towerman.adapters.reading import (
@@ -105,16 +106,16 @@ def _read(blocks: Sequence[object], place: str, truncated: bool = False, respons
             name = block.get("name")
             arguments = block.get("input")
             own = block.get("id")
-            needs, caller = beside(block) if len(block) > 4 else ((), "")
-            calls.append(
-                Call(
-                    name if type(name) is str else tool_name(name),
-                    arguments if type(arguments) is dict else argument_value(arguments),
-                    own if type(own) is str else identifier(own),
-                    needs,
-                    caller=caller,
-                )
+            call = Call(
+                name if type(name) is str else tool_name(name),
+                arguments if type(arguments) is dict else argument_value(arguments),
+                own if type(own) is str else identifier(own),
             )
+            if len(block) > 4:
+                needs, caller = beside(block)
+                if needs or caller:
+                    call = replace(call, needs=needs, caller=caller)
+            calls.append(call)
         elif not isinstance(kind, str):
             raise InputError(f"{place}[{index}].type: the block's type is wanted, got {described(kind)}")
         plain_blocks.append(block)

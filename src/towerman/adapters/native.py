@@ -58,6 +58,9 @@ RESULT_KEYS: Final = (
 )
 """The keys of a written result, in this order."""
 
+_NO_ID: Final = "<no id>"
+"""Stands for what was given as the id of a needed call and is none, so that no call has it when this is read again."""
+
 _ALLOWED: Final = frozenset(CALL_KEYS)
 
 
@@ -284,7 +287,7 @@ def _written(call: Call, own: str) -> dict[str, object]:
         "arguments": clean_text(arguments) if isinstance(arguments, str) else plain_object(arguments),
     }
     if call.needs:
-        out["needs"] = [clean_text(need) for need in call.needs]
+        out["needs"] = [clean_text(need) or _NO_ID for need in call.needs]
     if call.if_failed != "skip":
         out["if_failed"] = call.if_failed
     if call.caller:

@@ -55,7 +55,12 @@ def find_form(document: object) -> str | None:
         InputError: it is no text and no data that could be a plan, or it could be in several forms; the message lists
             them.
     """
-    return _found(_opened(document, None))
+    try:
+        return _found(_opened(document, None))
+    except InputError:
+        raise
+    except Exception as fault:
+        raise _fails(document, fault) from None
 
 
 def read_plan(document: object, form: str | None = None, tools: Tools = nothing_known) -> Batch:
@@ -80,9 +85,14 @@ def read_plan(document: object, form: str | None = None, tools: Tools = nothing_
         return _read(document, form, tools)
     except (InputError, PolicyError):
         raise
-    except Exception as fault:  # of an object that does not let itself be looked at
-        name = type(document).__name__[:64]
-        raise InputError(f"a {name} was handed in that fails when it is read ({type(fault).__name__})") from None
+    except Exception as fault:
+        raise _fails(document, fault) from None
+
+
+def _fails(document: object, fault: Exception) -> InputError:
+    """Of an object that does not let itself be looked at."""
+    name = type(document).__name__[:64]
+    return InputError(f"a {name} was handed in that fails when it is read ({type(fault).__name__})")
 
 
 def is_form(name: str) -> bool:

@@ -5,7 +5,7 @@ of step 1. What stands before the first step, and from `Plan:` to the next one, 
 stand at the end of such a line.
 
 House rules. Ids may have any number of digits, and are compared whole: `#E1` is not `#E12`. The text ends with the last
-`]` before the next step.
+`]` before the next step; without any, the tool gets no argument.
 
 Not here: the solver, which reads the results.
 """
@@ -72,7 +72,7 @@ def _close(draft: Draft, step: _Step | None) -> None:
     text = "\n".join(rows).rstrip()
     if not text.endswith("]"):
         raise InputError(f"line {line}: the text of this step does not end with ']'")
-    draft.add(tool, f"E{own}", split, [text[:-1]])
+    draft.add(tool, f"E{own}", split, [text[:-1]] if text[:-1].strip() else [])
 
 
 def split(text: str) -> list[Part]:

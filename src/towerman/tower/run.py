@@ -374,7 +374,12 @@ def read_calls(calls: object, plan: object, format: str | None, core: Core) -> B
         from towerman import adapters
 
         given: object = format
-        if not isinstance(given, str) or given in adapters.FORMATS:
+        if not isinstance(given, str):
+            try:
+                return adapters.decode(calls, format)
+            except InputError as problem:
+                raise _or_a_plan(problem, calls) from None
+        if given in adapters.FORMATS:
             return adapters.decode(calls, format)
         if plan is False:
             raise PolicyError(f"plan: False, and no batch is written in the format {given[:32]!r}")
@@ -383,6 +388,19 @@ def read_calls(calls: object, plan: object, format: str | None, core: Core) -> B
     from towerman.forms import read_plan
 
     return read_plan(calls if plan is None or plan is True else plan, format, core.parameters_of)
+
+
+def _or_a_plan(problem: InputError, calls: object) -> InputError:
+    """What to say of something that is no batch: where it is a plan, that."""
+    from towerman.forms import FORMS, find_form
+
+    try:
+        form = find_form(calls)
+    except InputError:
+        return problem
+    if form not in FORMS:
+        return problem
+    return InputError(f"no batch of calls, but a plan in the form {form!r}: hand it in with plan=True")
 
 
 def _are_plain(calls: list[Call]) -> bool:
