@@ -205,7 +205,7 @@ class Account:
             assert probing or fuse.circuit.lets(round(self.now * MICRO) + 10**9), f"{fuse} is shut for ever"
 
     def check_rates(self) -> None:
-        """No window held more starts than it may, and no burst was larger."""
+        """No window held more starts than it may, and no stretch more than the burst and the pace; by first lines."""
         for key, numbers in self.rates.items():
             if numbers is None or not self.fixed:
                 continue
@@ -215,6 +215,10 @@ class Account:
                 inside = sum(since <= start < since + period for start in starts[first:])
                 if burst is None:
                     assert inside <= limit, f"{key}: {inside} starts from {since} on"
+                for number, start in enumerate(starts[first:] if burst is not None else (), 1):
+                    assert (number - (burst or 0)) * period <= (start - since) * limit, (
+                        f"{key}: {number} from {since} on"
+                    )
 
     def drain(self) -> None:
         """Whatever runs ends, and whoever waits is let through or refused, by time alone."""

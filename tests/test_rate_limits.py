@@ -79,10 +79,14 @@ def test_r91_four_places_and_two_in_a_second(stage: Stage) -> None:
     assert tower.statistics().pools["four"].peak == 2
 
 
+@pytest.mark.parametrize(
+    ("rate", "after"),
+    [("1/s", [0, 1, 2]), (Rate(1, per=1.0, burst=1), [0, 1, 2]), (Rate(1, per=1.0, burst=2), [0, 0, 1])],
+)
 @pytest.mark.parametrize("late", [0.4, 1.7])
-def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
-    """S7: a call that was let in and whose first line comes late counts from that line; nobody comes into its window
-    meanwhile, and whoever waits is woken for it.
+def test_s7_starts_count_from_the_first_line(late: float, rate: Any, after: list[float], stage: Stage) -> None:
+    """S7: a call that was let in and whose first line comes late counts from that line; nobody comes into its window,
+    or its burst, meanwhile, and whoever waits is woken for it.
     """
     tower, starts = wide(stage), list[float]()
     first = True
@@ -95,7 +99,7 @@ def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
             stage.clock.value += late
         return task
 
-    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate="1/s")
+    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate=rate)
 
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(slow_to_begin)
@@ -103,7 +107,7 @@ def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
             await run.execute([Call("q", {})] * 3)
 
     stage.run(main())
-    assert starts == [late, late + 1, late + 2]
+    assert starts == [pytest.approx(late + one) for one in after]
 
 
 def test_s7_real_time_and_threads_hold_the_window() -> None:

@@ -59,7 +59,7 @@ def test_s7_a_window_is_exact(limit: int, period: int, data: st.DataObject, step
             slow.pending -= 1
             slow.starts.append(now)
         elif step == "back" and slow.pending:
-            fast.take_back(newest=bool(number % 2))
+            fast.take_back(now, newest=bool(number % 2))
             slow.pending -= 1
         elif step in ("in", "in high") and fast.free_at(now, high=step == "in high") <= now:
             fast.let_in(now)
@@ -74,68 +74,150 @@ def test_s7_a_window_is_exact(limit: int, period: int, data: st.DataObject, step
     assert fast.rested(now) == (not slow.pending and all(start + period <= now for start in slow.starts))
 
 
+class Leaky:
+    """A bucket, the plain way: every start that ever was, those that are about to begin, and those that were lost."""
+
+    def __init__(self, limit: int, period: int, burst: int, reserve: int) -> None:
+        self.limit, self.period, self.burst, self.reserve = limit, period, burst, reserve
+        self.starts: list[int] = []  # and what counts like one
+        self.open: list[int] = []  # the numbers of those that are about to begin
+
+    def fits(self, instant: int, *, high: bool) -> bool:
+        """If all that are about to begin, and one more, began at that instant: would each stretch hold few enough?"""
+        starts = sorted([*self.starts, *[instant] * (len(self.open) + 1)])
+        room = self.burst if high else self.burst - self.reserve
+        last = max(starts)
+        return all(
+            (len(starts) - first - room) * self.period <= (last - start) * self.limit
+            for first, start in enumerate(starts)
+            if start <= instant
+        )
+
+    def free_at(self, now: int, *, high: bool) -> int:
+        room = self.burst if high else self.burst - self.reserve
+        if len(self.open) >= room:
+            return NEVER
+        return next(instant for instant in range(now, now + 10_000) if self.fits(instant, high=high))
+
+
+BUCKET_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["in", "in", "in", "in high", "begin", "begin", "back", "newest", "wait", "jump", "early"]),
+        st.integers(0, 25),
+    ),
+    max_size=60,
+)
+
+
 @given(
     limit=st.integers(1, 7),
     period=st.integers(1, 30),
     burst=st.integers(1, 6),
     data=st.data(),
-    steps=st.lists(
-        st.tuples(st.sampled_from(["in", "in high", "back", "wait", "jump"]), st.integers(0, 25)), max_size=60
-    ),
+    steps=BUCKET_STEPS,
 )
+@example(limit=1, period=10, burst=2, data=None, steps=[("in", 0), ("in", 0), ("wait", 19), ("begin", 0), ("begin", 0)])
 @settings(max_examples=400, deadline=None)
 def test_s7_a_bucket_keeps_its_bound(
-    limit: int, period: int, burst: int, data: st.DataObject, steps: list[tuple[str, int]]
+    limit: int, period: int, burst: int, data: st.DataObject | None, steps: list[tuple[str, int]]
 ) -> None:
-    """S7: in any stretch of t at most burst + t * limit / period are let in; of the burst, calls of the usual class
-    leave the reserve alone; one more comes in at the very instant that was told, and not a microsecond before.
+    """S7, R-91: whatever comes, begins late, in any order, or is taken back, no stretch of t holds more than burst +
+    t * limit / period starts, counted from the first line; of the burst, calls of the usual class leave the reserve
+    alone; one more comes in at the very instant that was told, and not a microsecond before.
     """
-    reserve = data.draw(st.integers(0, burst - 1))
-    bucket = Bucket(limit, period, burst, reserve)
-    came: list[tuple[int, bool]] = []
+    reserve = data.draw(st.integers(0, burst - 1)) if data is not None else 0
+    bucket, slow = Bucket(limit, period, burst, reserve), Leaky(limit, period, burst, reserve)
+    began: list[tuple[int, bool]] = []
+    classes: list[bool] = []
     now = 0
     for step, number in steps:
         if step == "wait":
             now += number
         elif step == "jump":
-            now = bucket.free_at(now, high=bool(number % 2))
-        elif step == "back" and came and bucket.pending:
-            bucket.take_back(newest=True)
-            came.pop()
-            bucket._before = bucket._even  # the next one back would be an older one, which is not given back
-            bucket.pending = 0
-        elif step in ("in", "in high"):
-            high = step == "in high"
-            free = bucket.free_at(now, high=high)
-            if free <= now:
-                bucket.let_in(now)
-                came.append((now, high))
-            else:
-                room = burst if high else burst - reserve
-                assert bucket._even - free * limit <= (room - 1) * period < bucket._even - (free - 1) * limit
-    for first, (since, _) in enumerate(came):
-        for last in range(first, len(came)):
-            stretch = came[last][0] - since
+            free = bucket.free_at(now, high=bool(number % 2))
+            now = free if free != NEVER else now
+        elif step in ("begin", "early") and slow.open:
+            one = slow.open.pop(number % len(slow.open))
+            at = now + number if step == "early" else now  # on another thread, whose clock was read later
+            bucket.begun(at)
+            slow.starts.append(at)
+            began.append((at, classes[one]))
+        elif step == "back" and slow.open:
+            one = slow.open.pop(number % len(slow.open))
+            newest = one == len(classes) - 1
+            bucket.take_back(now, newest=newest)
+            if not newest:
+                slow.starts.append(now)
+        elif step == "newest" and slow.open and slow.open[-1] == len(classes) - 1:
+            slow.open.pop()
+            bucket.take_back(now, newest=True)
+        elif step in ("in", "in high") and bucket.free_at(now, high=step == "in high") <= now:
+            bucket.let_in(now)
+            slow.open.append(len(classes))
+            classes.append(step == "in high")
+        bucket.validate(now)
+        assert (bucket.pending, bucket.started) == (len(slow.open), len(began))
+        if slow.starts == sorted(slow.starts) and (not slow.starts or slow.starts[-1] <= now):
+            for high in (False, True):
+                free = slow.free_at(now, high=high)
+                assert bucket.free_at(now, high=high) == free
+                if free != NEVER:
+                    assert bucket.free_in(now, high=high) == free - now
+                else:
+                    then = Leaky(limit, period, burst, reserve)
+                    then.starts = [*slow.starts, *[now] * len(slow.open)]
+                    assert bucket.free_in(now, high=high) == then.free_at(now, high=high) - now
+            assert bucket.rested(now) == (not slow.open and free_again(bucket, now))
+    began.sort()
+    for first, (since, _) in enumerate(began):
+        for last in range(first, len(began)):
+            stretch = began[last][0] - since
             assert (last - first + 1 - burst) * period <= stretch * limit, "more than the burst and the pace"
-            usual = [one for one in came[first : last + 1] if not one[1]]
+            usual = [one for one in began[first : last + 1] if not one[1]]
             if len(usual) == last - first + 1:
                 assert (len(usual) - (burst - reserve)) * period <= stretch * limit, "into the reserve"
 
 
+def free_again(bucket: Bucket, now: int) -> bool:
+    """Has a bucket its whole burst?"""
+    copy = bucket.changed(now, bucket.numbers)
+    fits = 0
+    while copy.free_at(now, high=True) <= now:
+        copy.let_in(now)
+        fits += 1
+    return fits == bucket.burst
+
+
+def test_s7_r91_a_burst_counts_from_the_first_line() -> None:
+    """S7, R-91: two that were let in at 0 and come to their first lines at 19 are the burst of 19, and nobody comes in
+    beside them; counted from the grant, two more would be let in at 20.
+    """
+    bucket = Bucket(1, 10, 2)
+    for _ in range(2):
+        assert bucket.free_at(0, high=False) <= 0
+        bucket.let_in(0)
+    assert bucket.free_at(15, high=False) == NEVER
+    assert bucket.free_in(15, high=False) == 10
+    bucket.begun(19)
+    assert bucket.free_at(19, high=False) == 29
+    bucket.begun(19)
+    assert bucket.free_at(20, high=False) == 29
+
+
 def test_s7_only_the_newest_of_a_bucket_leaves_no_trace() -> None:
-    """S7: a start that does not take place is given back if it was the last one that was let in; an earlier one is
-    not, since what came after it may have been paid for by the rest between them.
+    """S7: a start that does not take place is given back if it was the last one that was let in; an earlier one is used
+    up, as if it had begun.
     """
     bucket = Bucket(1, 10, 2)
     bucket.let_in(0)
     bucket.let_in(0)
-    assert bucket.free_at(0, high=False) == 10
-    bucket.take_back(newest=True)
-    assert bucket.free_at(0, high=False) == 0
+    assert bucket.free_at(0, high=False) == NEVER
+    bucket.take_back(0, newest=True)
+    assert bucket.free_at(0, high=False) <= 0
     bucket.let_in(0)
-    bucket.take_back(newest=False)
+    bucket.take_back(0, newest=False)
     assert bucket.free_at(0, high=False) == 10
-    assert bucket.pending == 1
+    assert (bucket.pending, bucket.started) == (1, 0)
 
 
 @given(
@@ -211,7 +293,10 @@ def test_r64_who_is_about_to_begin_counts_after_a_change() -> None:
         assert window.free_at(2, high=False) == NEVER
         window.begun(3)
         assert window.free_at(4, high=False) == 13
-        assert pace.changed(2, (1, 10, 1, 0)).free_at(2, high=False) >= 10
+        bucket = pace.changed(2, (1, 10, 1, 0))
+        assert (bucket.pending, bucket.free_at(2, high=False)) == (1, NEVER)
+        bucket.begun(3)
+        assert bucket.free_at(4, high=False) == 13
 
 
 @given(seconds=st.floats(-1e9, 1e9, allow_nan=False))
@@ -228,6 +313,6 @@ def test_what_is_shown_of_a_rate() -> None:
     assert repr(make((2, 10, None, 0))) == "Window(2 in 10 us, 0 to begin)"
     assert repr(make((2, 10, 5, 0))) == "Bucket(2 in 10 us, burst 5, 0 to begin)"
     pace = Pace(1, 1, None, 0)
-    pace.take_back(newest=True)
+    pace.take_back(0, newest=True)
     with pytest.raises(AssertionError, match="taken back too many"):
         pace.validate(0)

@@ -498,7 +498,7 @@ class Ledger(Generic[LotT]):
     def take_back(self, marks: Marks[LotT]) -> None:
         """The call will not begin: its starts are free again, as far as the rule allows (S7)."""
         for meter, serial in marks.meters:
-            meter.pace.take_back(newest=serial == meter.serial)
+            meter.pace.take_back(self._moment.us, newest=serial == meter.serial)
 
     def verdict(self, marks: Marks[LotT], verdict: Verdict) -> list[Fuse]:
         """How the call came back; returns the breakers that have opened by that. It is heard once."""

@@ -7,8 +7,14 @@ while that instant is less than its burst ahead (the generic cell rate algorithm
 it lets in at most burst + t * limit / period starts, and nothing has to be refilled).
 
 What was let in and has not begun is of the present, however long it takes: a handler that begins late would otherwise
-come into the window of those that were let in after it. A window counts a start from the instant at which it was told
-that the first line was reached; until then it stands in the way.
+come into the window, or the burst, of those that were let in after it. Both rules count a start from the instant at
+which they were told that the first line was reached; until then it stands in the way as if it began now, which is the
+worst that it can do: of starts that are still to come, those that come together, at once, leave the least room.
+
+(Why a bucket keeps its bound then. Take any stretch from x to y and, of the starts in it, the one that was let in last,
+at n <= y. When it was let in, k of the others had begun, at x or later, so the remembered instant was x + k periods /
+limit at least; p had not. It was let in because that instant plus p more was not more than burst - 1 ahead of n. So
+there are k + p + 1 <= burst + (y - x) * limit / period starts in the stretch, in whatever order they were told.)
 
 Some starts may be in reserve for calls of a higher class. Others are let in as if the limit were less by so many.
 
@@ -73,7 +79,7 @@ class Pace:
     def free_in(self, now: int, *, high: bool) -> int:
         """How long it is at least until one more may start: that long if those that were let in begin now."""
         instant = self._free_at(now, high=high)
-        return max(now + self.period if instant >= NEVER else instant, self.until, now) - now
+        return max(self._free_then(now, high=high) if instant >= NEVER else instant, self.until, now) - now
 
     def let_in(self, now: int) -> None:
         """One more is about to start."""
@@ -86,11 +92,11 @@ class Pace:
         self.started += 1
         self._begun(now)
 
-    def take_back(self, *, newest: bool) -> None:
+    def take_back(self, now: int, *, newest: bool) -> None:
         """One of those that were let in will not start; `newest`: nobody was let in after it."""
         self.pending -= 1
-        if newest:
-            self._take_back()
+        if not newest:
+            self._lost(now)
 
     def pause(self, until: int) -> bool:
         """Nothing starts before that instant; says whether that is later than it was."""
@@ -132,6 +138,10 @@ class Pace:
         """The same, whatever is paused."""
         return now
 
+    def _free_then(self, now: int, *, high: bool) -> int:
+        """The same where it depends on others, if they all begin now."""
+        return now + self.period
+
     def _idle(self, now: int) -> bool:
         """Is nothing of what it remembers of any use?"""
         return True
@@ -142,8 +152,8 @@ class Pace:
     def _begun(self, now: int) -> None:
         """One has begun."""
 
-    def _take_back(self) -> None:
-        """The newest will not start."""
+    def _lost(self, now: int) -> None:
+        """One will not start that is not the newest."""
 
     def _shift(self, by: int) -> None:
         """Instants that the rule remembers."""
@@ -215,37 +225,39 @@ class Bucket(Pace):
     Instants are kept times the limit, so that the distance of two starts, period / limit, is a whole number.
     """
 
-    __slots__ = ("_before", "_even")
+    __slots__ = ("_even",)
 
     burst: int
 
     def __init__(self, limit: int, period: int, burst: int, reserve: int = 0) -> None:
         super().__init__(limit, period, burst, reserve)
-        self._even = -NEVER * limit  # when what was let in would be used up, times the limit
-        self._before = self._even  # the same without the newest
+        self._even = -NEVER * limit  # when what has begun would be used up, times the limit
 
     def _free_at(self, now: int, *, high: bool) -> int:
-        room = self.burst if high else self.burst - self.reserve
-        return -(((room - 1) * self.period - self._even) // self.limit)  # rounded up
+        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending
+        if room < 0:
+            return NEVER
+        return -((room * self.period - self._even) // self.limit)  # rounded up
 
-    def _let_in(self, now: int) -> None:
-        self._before = self._even
+    def _free_then(self, now: int, *, high: bool) -> int:
+        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending
+        return -((room * self.period - max(self._even, now * self.limit)) // self.limit)
+
+    def _begun(self, now: int) -> None:
         self._even = max(self._even, now * self.limit) + self.period
 
-    def _take_back(self) -> None:
-        # Only the newest leaves no trace: what came after an earlier one may have been paid for by the rest between.
-        self._even = self._before
+    def _lost(self, now: int) -> None:
+        # Only the newest leaves no trace (S7): an earlier one is used up, as if it had begun.
+        self._begun(now)
 
     def _idle(self, now: int) -> bool:
         return self._even <= now * self.limit
 
     def _shift(self, by: int) -> None:
         self._even += by * self.limit
-        self._before += by * self.limit
 
     def _starts_of(self, now: int) -> list[int]:
-        used = -((now * self.limit - self._even) // self.period)  # rounded up
-        return [now] * max(0, used - self.pending)
+        return [now] * max(0, -((now * self.limit - self._even) // self.period))  # rounded up
 
 
 Numbers = tuple[int, int, int | None, int]
