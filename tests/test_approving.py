@@ -480,8 +480,8 @@ def test_rules_are_looked_at_when_they_are_declared() -> None:
 
 
 def test_r126_changed_arguments_are_another_call(stage: Stage) -> None:
-    """R-126, S4: arguments changed in place after they were approved do not run: a declared function that keeps
-    them reaches only a copy, and what the last one to look changes is another call.
+    """R-126, S4: arguments that are changed in place after they were approved do not run: a declared function that has
+    kept them reaches only a copy, and what the last one to look changes is another call.
     """
     tower = stage.tower()
     kept: list[Any] = []
@@ -1978,3 +1978,39 @@ def test_s4_a_deferred_call_is_what_it_was(stage: Stage) -> None:
     assert tower._journal is not None
     written = tower._journal.arguments_of("queued", str(done[0].handle)).result(10)
     assert written is not None and b"[1]" in written and b"1000000" not in written
+
+
+def test_s4_who_comes_second_gets_the_result_that_came_while_it_was_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: a batch is gone on with twice at once, and the first one has its result when the second has been taken up and
+    not been looked over: both have the same result, and the call ran once.
+    """
+    from towerman.approvals import Approval
+    from towerman.runner.shell import Shell
+
+    tower = stage.tower()
+
+    @tower.tool(independent=True, read_only=False, requires_approval=True)
+    async def pay() -> str:
+        with stage.on("pay"):
+            return "paid"
+
+    take_up = Shell.take_up
+
+    def unaware(self: Any, *given: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Approval, "settled", property(lambda approval: False))
+            take_up(self, *given)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            first = await run.execute([Call("pay", {})])
+            state, name = first.state(), first.pending[0].approval_id
+            done = await run.resume(state, {name: Approved()})
+            monkeypatch.setattr(Shell, "take_up", unaware)
+            again = await run.resume(state, {name: Approved()})
+        assert [one.content for one in again] == [one.content for one in done] == ["paid"]
+
+    stage.run(main())
+    assert stage.started["pay"] == 1

@@ -6,6 +6,7 @@ Time is virtual, so instants are exact. After every test `stage` asks each tower
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, soun
 
 from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
 from towerman.policy import rate_of
+from towerman.testing import Rehearsal
 
 stage = pytest.fixture(on_stage)
 
@@ -788,6 +790,40 @@ def test_a_rate_in_the_child_of_a_fork_is_its_own(stage: Stage) -> None:
     tower._core.workers = CountedWorkers("towerman-worker")
     assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
     stage.towers.remove(tower)  # an hour would have to pass for its probes
+
+
+def test_r122_in_the_child_of_a_fork_a_tool_without_a_rate_pauses_and_runs() -> None:
+    """A tool that was asked to pause before the fork has no rate in the child, until it is asked again there."""
+    tower = Tower()
+
+    @tower.tool(independent=True)
+    async def look() -> str:
+        raise RateLimited(0.001)
+
+    def hand_in() -> list[str | None]:
+        return [result.code for result in asyncio.run(tower.execute([Call("look", {})] * 2))]
+
+    told = hand_in()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if hand_in() == told and hand_in() == told else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_r122_a_tool_without_a_rate_pauses_in_a_rehearsal_too() -> None:
+    """What is rehearsed is what happens: the calls behind a pause are told, and do not start."""
+    tower = Tower()
+
+    @tower.tool(independent=True, max_wait=5)
+    async def look() -> None:
+        """Nobody's."""
+
+    with Rehearsal(tower) as rehearsal:
+        rehearsal.script("look", raises=RateLimited(60))
+        batch = rehearsal.execute([Call("look", {})] * 20)
+        again = rehearsal.execute([Call("look", {})])
+    assert sum(result.started for result in batch) == 8
+    assert again[0].code == "rate_limited"
 
 
 def test_r122_a_tool_pauses_in_the_child_of_a_fork_as_before(stage: Stage) -> None:

@@ -444,6 +444,7 @@ class Rehearsal:
             _closed=False,
             _compiled=lambda *given, **named: self._stand_in(compiled(*given, **named)),
         )
+        core.runs = tower._runs  # a pause that comes while calls wait reaches them
         for tool in old.tools.values():
             core.put_tool(self._stand_in(tool))
         # As in the child of a fork: whole, at rest, with its pools anew.
