@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, sound
 
 from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
+from towerman.clock import RealClock, SteadyClock, VirtualClock, steady
+from towerman.ledger import Ledger, Meter, Wants
 from towerman.policy import rate_of
+from towerman.rates import make
 from towerman.testing import Rehearsal
 
 stage = pytest.fixture(on_stage)
@@ -566,7 +569,88 @@ def test_g12_a_clock_that_goes_back_locks_nobody_out(stage: Stage) -> None:
             assert (await run.execute([Call("q", {})])).ok
 
     stage.run(main())
-    assert ledger.instant == 6_401_000_000
+    assert ledger.instant == 10_001_000_000  # the tower's own time never goes back
+
+
+class SetClock:
+    """A clock that is handed in, and set while calls wait: what is added to the time of the test."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.more = stage, 0.0
+
+    def now(self) -> float:
+        return self.stage.clock.value + self.more
+
+
+@pytest.mark.parametrize("by", [-1000.0, -0.3, -1e-5])
+@pytest.mark.parametrize(
+    ("rate", "due"), [("2/s", [0, 0, 1, 1, 2, 2]), (Rate(1, per=1.0, burst=2), [0, 0, 1, 2, 3, 4])]
+)
+def test_g12_p40_whoever_waits_when_a_clock_goes_back_is_not_locked_out(
+    by: float, rate: Any, due: list[float], stage: Stage
+) -> None:
+    """G12, P-40, S7: a clock that is set back while calls wait for a rate neither locks them out, by itself and without
+    another event, nor lets them in early; waits and run times end when they would have.
+    """
+    clock = SetClock(stage)
+    tower, starts = wide(stage, _clock=clock, max_wait=3.5), list[float]()
+    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate=rate)
+
+    async def held() -> None:
+        await asyncio.sleep(100)
+
+    tower.add_tool(held, name="held", independent=True, timeout=2, max_concurrency=1)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            waiting = asyncio.ensure_future(run.execute([*[Call("q", {})] * 6, *[Call("held", {})] * 2]))
+            await asyncio.sleep(0.2)
+            tower._core.now()  # so the 0.2 s have passed: what comes before a step and was not seen is the machine's time
+            clock.more += by
+            tower._core.now()
+            done = await waiting
+            *rated, first, second = done
+            ok = len([one for one in due if one <= 3.5])
+            assert codes(rated) == [None] * ok + ["wait_timeout"] * (6 - ok)
+            assert (first.code, second.code) == ("handler_timeout", "handler_timeout")
+            assert all(-1e-9 <= result.waited <= 3.5 + 1e-9 for result in done)
+            assert stage.clock.value == pytest.approx(4, abs=0.01)
+
+    stage.run(main())
+    assert starts == [pytest.approx(one, abs=1e-4) for one in due if one <= 3.5]
+
+
+def test_s7_an_event_that_comes_late_lets_nobody_in() -> None:
+    """S7: a thread reads the time, waits for the lock, and comes after another one that has read it later: that is no
+    clock that was set, and what has started meanwhile does not count as earlier.
+    """
+    ledger: Ledger[Any] = Ledger()
+    meter = ledger.add_meter(Meter("r", "rate r", make((1, 1_000_000, None, 0))))
+    assert ledger.at(10.0) == 0
+    marks = ledger.let_in(ledger.look_up(Wants(0, "q", (), rates=("r",))))
+    ledger.begun(marks, 10.0)
+    assert (ledger.at(9.9), ledger.instant, meter.free_at(0)) == (0, 10_000_000, 11_000_000)
+    assert (ledger.at(5.0), ledger.instant, meter.free_at(0)) == (-5_000_000, 5_000_000, 6_000_000)
+
+
+def test_g12_a_steady_clock_goes_on_from_where_it_was() -> None:
+    """G12: a clock of one's own that is set back goes on from the last instant that was read; one that is set forward,
+    and the machine's, are as they are.
+    """
+    read = [5.0, 7.0, 3.0, 4.5, 100.0, 99.0, 99.5]
+
+    class Clock:
+        def now(self) -> float:
+            return read.pop(0)
+
+    passed = iter([10.0, 12.0, 12.25, 13.75, 20.0, 20.0, 20.5])
+    clock = SteadyClock(Clock(), lambda: next(passed))
+    assert [clock.now() for _ in range(7)] == [5.0, 7.0, 7.25, 8.75, 104.25, 104.25, 104.75]
+    for one in (RealClock(), VirtualClock()):
+        assert steady(one) is one
+    read += [1e9, 5.0]
+    own = steady(Clock())
+    assert 1e9 <= own.now() <= own.now() < 1e9 + 60
 
 
 # --- observe mode -----------------------------------------------------------------------------------------------------

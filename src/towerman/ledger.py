@@ -39,6 +39,9 @@ LotT = TypeVar("LotT")
 UNLIMITED: Final = 1 << 62
 """The limit of a pool that is only watched."""
 
+LATE: Final = MICRO
+"""Microseconds that an event may come after later ones: a thread that read the time and then waited for the lock."""
+
 
 class State(ABC, Generic[LotT]):
     """Something that can be in the way: a pool, a node or a meter.
@@ -451,12 +454,15 @@ class Ledger(Generic[LotT]):
     def at(self, now: float) -> int:
         """An event comes at this instant, in seconds. Returns by how many microseconds the clock was set, usually 0.
 
-        A clock that goes back has been set: what was a moment ago stays a moment ago, so that nobody is locked out
-        until it has caught up, and nobody is let in for it.
+        An event that comes a little late is taken to come now: what has started since then stays as late as it was. A
+        clock that goes back by more has been set: what was a moment ago stays a moment ago, so that nobody is locked
+        out until it has caught up, and nobody is let in for it.
         """
         us, moment = micros(now), self._moment
         by = 0
         if us < moment.us:
+            if us >= moment.us - LATE:
+                return 0
             by = us - moment.us
             for meter in self._meters.values():
                 meter.pace.shift(by)
