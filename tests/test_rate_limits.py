@@ -605,7 +605,7 @@ def test_g12_p40_whoever_waits_when_a_clock_goes_back_is_not_locked_out(
         async with tower.run() as run:
             waiting = asyncio.ensure_future(run.execute([*[Call("q", {})] * 6, *[Call("held", {})] * 2]))
             await asyncio.sleep(0.2)
-            tower._core.now()  # so the 0.2 s have passed: what comes before a step and was not seen is the machine's time
+            tower._core.now()  # the 0.2 s were seen: else the machine's clock would tell what has passed
             clock.more += by
             tower._core.now()
             done = await waiting

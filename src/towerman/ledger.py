@@ -612,6 +612,13 @@ class Ledger(Generic[LotT]):
                 return meter
         return None
 
+    def limit_in_the_way(self, wants: Wants[LotT]) -> State[LotT] | None:
+        """The first limit in the way, whatever happens to resources, or None."""
+        for pool, units in wants.pools:
+            if not pool.fits(units, wants.priority, wants.loan):
+                return pool
+        return next((meter for meter in wants.meters if not meter.fits(1, wants.priority)), None)
+
     def claim(self, wants: Wants[LotT]) -> State[LotT] | None:
         """Take all of it and return None, or take nothing and return the first thing in the way."""
         blocker = self.blocker(wants)

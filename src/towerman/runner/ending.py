@@ -326,6 +326,7 @@ class Ending(Oversized):
             run, parent = work.run, work.parent
             run.works.pop(work, None)
             self.works.pop(work, None)
+            self._busy.pop(work, None)
             if parent is not None and parent.nested is not None and work in parent.nested:
                 with self.core.lock:
                     del parent.nested[work]
