@@ -528,9 +528,9 @@ def test_s6_siblings_behind_one_rate_pass_those_whose_pool_is_full() -> None:
 @pytest.mark.parametrize("kind", ["reject", "breaker", "impatient", "too wide", "another", "plain"])
 @pytest.mark.parametrize("over", [0, 300])
 def test_g1_each_of_those_who_move_on_together_is_decided(kind: str, over: int) -> None:
-    """G1, R-67: calls of one run that wait behind one another for its places and for a rate, among them those who refuse
-    to wait, go through a breaker, wait less long, want more than there will ever be, or want something else: each gets
-    one decision, the one that it would have got alone, also where there are more kinds than are looked at.
+    """G1, R-67: calls of one run that wait behind one another for its places and for a rate, among them those who
+    refuse to wait, go through a breaker, wait less long, want more than there will ever be, or want something else:
+    each gets one decision, the one that it would have got alone, also where there are more kinds than are looked at.
     """
     ledger: Ledger[Lot[int]] = Ledger()
     ledger.add_meter(Meter("r", "rate r", make((3, MICRO, None, 0))))

@@ -767,6 +767,100 @@ def test_r122_g12_whom_a_pause_refuses_is_answered(stage: Stage) -> None:
     assert (starts, stage.clock.value) == ([0], 0.5)
 
 
+@pytest.mark.parametrize(
+    ("rate", "due"),
+    [
+        ("10/s", [5.2 + 0.1 * step for step in range(12)]),
+        (Rate(10, per=1.0, burst=6), [5.2 + 0.1 * step for step in range(12)]),
+        (None, [5.2, 6.2, 6.7, 7.2, 7.45, 7.7, 7.95, *(8.2 + 0.125 * step for step in range(5))]),
+    ],
+)
+def test_r122_what_waits_for_the_end_of_a_pause_comes_at_the_pace(rate: Any, due: list[float], stage: Stage) -> None:
+    """R-122, S7: when a pause is over, those who have waited for that do not start together, which would be too much
+    again: they come at the even pace of their rate, or slowly at first where there is none.
+    """
+    tower, starts = wide(stage), list[float]()
+
+    @tower.tool(independent=True, rate=rate)
+    async def q() -> str:
+        starts.append(stage.clock.value)
+        if len(starts) == 1:
+            await asyncio.sleep(0.2)
+            raise RateLimited(5)
+        return "fine"
+
+    async def main() -> None:
+        async with tower.run() as run:
+            first = asyncio.ensure_future(run.execute([Call("q", {})]))
+            await asyncio.sleep(0.3)
+            done = await run.execute([Call("q", {})] * 12)
+            assert done.ok and done.notice is None
+            [refused] = await first
+            assert (refused.code, refused.retry_after) == ("rate_limited", 5.0)
+
+    stage.run(main())
+    assert starts[1:] == [pytest.approx(one) for one in due]
+
+
+def test_r122_a_pause_is_told(stage: Stage) -> None:
+    """R-122: that a service has asked for a pause is told once for each batch, in an event for each rate that pauses,
+    and in words that do not speak of a rate where there is none; a shorter one after it changes and tells nothing.
+    """
+    events: list[Event] = []
+    tower = stage.tower(
+        pools={"api": Pool(9, rate="100/s")}, max_wait=3, max_calls_per_batch=99, observers=[events.append]
+    )
+    asked: list[Any] = [60, 30]
+
+    @tower.tool(independent=True, max_concurrency=2)
+    async def bare() -> None:
+        raise RateLimited(asked.pop(0) if asked else 5)
+
+    @tower.tool(independent=True, pools=["api"], rate="50/s")
+    async def shared() -> None:
+        raise RateLimited(4)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            done = await run.execute([Call("bare", {})] * 8)
+            assert codes(done) == ["rate_limited"] * 8
+            assert [result.started for result in done] == [True, True] + [False] * 6
+            assert done.notice == (
+                "The service behind tool bare asked for a pause of 60 s: "
+                "its calls wait until it is over, or are refused."
+            )
+            assert (done[7].message, done[7].waited_for) == (
+                "Not started: the pause of tool bare lets no more calls start now. Try again in 60 s.",
+                ("pause of tool bare",),
+            )
+            none = await run.execute([Call("bare", {})])
+            assert (codes(none), none.notice) == (["rate_limited"], None)
+            both = await run.execute([Call("shared", {})])
+            assert both.notice == (
+                "The service behind tool shared asked for a pause of 4 s: "
+                "its calls, and those of tools that share its rate, wait until it is over, or are refused."
+            )
+            assert {name: seen.free_in for name, seen in tower.statistics().rates.items() if name != "tool:bare"} == {
+                "api": 4,
+                "tool:shared": 4,
+            }
+            tower.configure({"tools": {"bare": {"rate": "3/s"}}})
+            [rated] = await run.execute([Call("bare", {})])
+            assert "the rate of tool bare lets no more calls start now" in rated.message
+            tower.configure({"tools": {}})
+            [again] = await run.execute([Call("bare", {})])
+            assert "the pause of tool bare lets no more calls start now" in again.message
+
+    stage.run(main())
+    tower.flush()
+    told = [(event.tool, event.waiting_for, event.pause) for event in events if event.kind == "paused"]
+    assert told == [
+        ("bare", "pause of tool bare", 60.0),
+        ("shared", "rate of tool shared", 4.0),
+        ("shared", "rate of pool api", 4.0),
+    ]
+
+
 def test_r122_r119_a_tool_that_is_tried_again_waits_for_its_service(stage: Stage) -> None:
     """R-119, R-122, S9: attempts are admitted again and keep the pause like everybody else; after it all are well."""
     tower = stage.tower(run_concurrency=4, max_calls_per_batch=40, max_wait=1e6)
@@ -857,10 +951,10 @@ def test_r64_pools_and_pauses_that_go(stage: Stage) -> None:
             assert not tower.statistics().breakers
             starts.append(0)
             await run.execute([Call("asked", {})] * 2)
-            assert starts == [0, 10, 10]
+            assert starts == [0, 10, 11]
             tower.configure(tools={"asked": {"rate": "1/s"}})
             await run.execute([Call("asked", {})] * 3)
-            assert starts[3:] == [10, 11, 12]
+            assert starts[3:] == [11, 12, 13]
 
     stage.run(main())
 

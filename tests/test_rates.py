@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from towerman.rates import MICRO, NEVER, Bucket, Pace, Window, make, micros
+from towerman.rates import MICRO, NEVER, Bucket, Numbers, Pace, Window, make, micros
 
 
 class Slow:
@@ -250,8 +250,171 @@ def test_r122_a_pause_holds_back_everybody_and_the_longest_counts() -> None:
         assert pace.free_at(0, high=True) == pace.free_at(0, high=False) == 50
         assert pace.free_at(60, high=False) == 60
         assert (pace.free_in(0, high=True), pace.free_in(45, high=False), pace.free_in(60, high=False)) == (50, 5, 0)
-        assert not pace.rested(49)
-        assert pace.rested(50)
+        assert not pace.rested(50)
+        assert pace.rested(50 + 10 * MICRO)
+
+
+class Eased:
+    """What may start after a pause, the plain way: every start since, and those that are about to begin."""
+
+    def __init__(self, numbers: Numbers | None, until: int) -> None:
+        self.numbers, self.until = numbers, until
+        self.starts: list[int] = []
+        self.open = 0
+
+    def fits(self, instant: int, *, high: bool) -> bool:
+        """Is it far enough from what has started, and from what starts at that instant at the latest?"""
+        if instant < self.until:
+            return False
+        limit, period, _, reserve = self.numbers or (1, 0, None, 0)
+        room = reserve if high else 0
+        if self.numbers is None:
+            passed = (instant - self.until) // MICRO
+            if passed >= 10:
+                return True
+            return not self.open and all(
+                instant - start >= MICRO >> ((start - self.until) // MICRO) for start in self.starts
+            )
+        if instant >= self.until + period:
+            return True
+        starts = sorted([*self.starts, *[instant] * (self.open + 1)])
+        return all(
+            (len(starts) - first - 1 - room) * period <= (instant - start) * limit for first, start in enumerate(starts)
+        )
+
+
+@given(
+    numbers=st.one_of(
+        st.none(),
+        st.tuples(st.integers(1, 7), st.integers(1, 40), st.none(), st.just(0)),
+        st.tuples(st.integers(3, 7), st.integers(1, 40), st.none(), st.integers(0, 2)),
+        st.tuples(st.integers(1, 7), st.integers(1, 40), st.integers(3, 6), st.integers(0, 2)),
+    ),
+    before=st.lists(st.integers(0, 30), max_size=12),
+    until=st.integers(31, 90),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["in", "in", "in high", "begin", "wait", "jump", "jump"]), st.integers(0, 20)),
+        max_size=50,
+    ),
+    shift=st.integers(-50, 50),
+)
+@settings(max_examples=300, deadline=None)
+def test_r122_s7_what_a_pause_has_kept_back_does_not_come_at_once(
+    numbers: Numbers | None, before: list[int], until: int, steps: list[tuple[str, int]], shift: int
+) -> None:
+    """R-122, S7: when a pause ends, calls of the usual class start at the even pace of the rate, for a period of a
+    window and until a burst has rested; without a rate, one in the first second, two in the next, and so on for ten.
+    The reserve is there at once. A scale that is set moves all of it.
+    """
+    pace = make(numbers)
+    for instant in sorted(before):
+        if pace.free_at(instant, high=True) <= instant:
+            pace.let_in(instant)
+            pace.begun(instant)
+    assert pace.pause(until)
+    pace.shift(shift)
+    plain = Eased(numbers, until)
+    scale = MICRO // 4 if numbers is None else 1
+    now, usual = 30, list[int]()
+    classes: list[bool] = []
+    for step, number in steps:
+        if step == "wait":
+            now += number * scale
+        elif step == "jump":
+            free = pace.free_at(now + shift, high=bool(number % 2)) - shift
+            now = free if free < NEVER // 2 else now
+        elif step == "begin" and classes:
+            high = classes.pop(number % len(classes))
+            pace.begun(now + shift)
+            plain.open -= 1
+            plain.starts.append(now)
+            if not high:
+                usual.append(now)
+        elif step in ("in", "in high"):
+            high = step == "in high"
+            if pace.free_at(now + shift, high=high) <= now + shift:
+                if numbers is None or numbers[2] is None:
+                    assert plain.fits(now, high=high), "too early"
+                pace.let_in(now + shift)
+                plain.open += 1
+                classes.append(high)
+            elif numbers is None:
+                assert not plain.fits(now, high=high), "too late"
+        pace.validate(now + shift)
+        assert pace.free_in(now + shift, high=True) >= max(0, until - now)
+    assert all(start >= until for start in plain.starts)
+    if numbers is not None and numbers[2] is not None:
+        limit, period, _, _ = numbers
+        for place, start in enumerate(usual, 1):  # of the usual class alone: an even pace from the end of the pause on
+            assert (place - 1) * period <= (start - until) * limit, "into the burst"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "usual", "high"),
+    [
+        ((4, 8, None, 0), [100, 102, 104, 106, 108, 110, 112], 1),
+        ((4, 8, None, 2), [100, 102, 108, 110], 3),
+        ((4, 8, 3, 0), [100, 102, 104, 106, 108, 110, 112], 1),
+        ((4, 8, 3, 2), [100, 102, 104, 106, 108, 110, 112], 3),
+    ],
+)
+def test_r122_r93_after_a_pause_a_rate_goes_at_its_even_pace(numbers: Numbers, usual: list[int], high: int) -> None:
+    """R-122, R-93: four in eight: after a pause one every two, though the window, or the burst, is free; those of a
+    higher class have the whole reserve and one at once. A further pause begins that anew, an earlier one does nothing.
+    """
+    pace = make(numbers)
+    for end in (100, 500):
+        assert pace.pause(end)
+        assert not pace.pause(end - 1)
+        now, starts = 50, []
+        for _ in usual:
+            now = pace.free_at(now, high=False)
+            pace.let_in(now)
+            pace.begun(now)
+            starts.append(now - end + 100)
+        assert starts == usual
+    other = make(numbers)
+    other.pause(100)
+    count = 0
+    while other.free_at(100, high=True) <= 100:
+        other.let_in(100)
+        other.begun(100)
+        count += 1
+    assert count == high
+
+
+def test_r122_without_a_rate_calls_begin_slowly_after_a_pause() -> None:
+    """R-122: one in the first second after a pause, two in the next, four, eight; after ten there is no limit."""
+    pace = make(None)
+    pace.pause(5 * MICRO)
+    starts, now = [], 0
+    while now < 9 * MICRO:
+        now = pace.free_at(now, high=False)
+        pace.let_in(now)
+        pace.begun(now)
+        starts.append(now / MICRO)
+    assert [sum(5 + second <= start < 6 + second for start in starts) for second in range(4)] == [1, 2, 4, 8]
+    pace.let_in(now)
+    assert pace.free_at(now, high=True) == 15 * MICRO  # it waits to know when that one begins, and no longer than this
+    for _ in range(100):
+        pace.let_in(15 * MICRO)
+        assert pace.free_at(15 * MICRO, high=False) == 15 * MICRO
+
+
+@pytest.mark.parametrize("before", [(4, 8, None, 0), (4, 8, 3, 0), None])
+@pytest.mark.parametrize("after", [(4, 8, None, 0), (4, 8, 3, 0), (1, 100, 2, 0), None])
+def test_r64_r122_a_rate_that_changes_goes_on_pausing(before: Numbers | None, after: Numbers | None) -> None:
+    """R-64, R-122: a pause holds under the new numbers, and what is free when it ends does not come at once; a long one
+    of a large burst costs no more than a short one.
+    """
+    pace = make(before)
+    pace.pause(3600 * MICRO)
+    other = pace.changed(0, after)
+    now = other.free_at(0, high=False)
+    assert now == 3600 * MICRO
+    other.let_in(now)
+    other.begun(now)
+    assert other.free_at(now, high=False) == now + {None: MICRO}.get(after, 100 if after == (1, 100, 2, 0) else 2)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,7 @@ class Limits:
                 ledger.add_meter(made)
         elif meter.pace.numbers != numbers:
             self._paces.append((meter, numbers, enforced))
+            meter.label = f"rate of {name}" if rate is not None else f"pause of {name}"
         fuse = ledger.fuses.get(f"breaker:{key}")
         if breaker is not None:
             if fuse is None:
@@ -197,7 +198,7 @@ class Limits:
             return
         core.paused.add(tool)
         enforced = core.policy.mode == "enforce"
-        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"rate of tool {tool}", make(None), enforced=enforced))
+        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"pause of tool {tool}", make(None), enforced=enforced))
         core.generation += 1
         runs = list(core.runs.values())
         for state in runs:

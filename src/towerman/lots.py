@@ -214,9 +214,6 @@ class Backlog(deque[Offer[OwnerT]]):
 
     def add(self, row: Row[OwnerT]) -> None:
         """The calls of a row come last."""
-        wants = row.source.wants[row.first]
-        if wants is not None:
-            self.note(wants)
         self.rows.append(row)
         if not self:
             self.come_near()
@@ -279,8 +276,8 @@ class Line(Generic[OwnerT]):
         self.backlog: Backlog[OwnerT] | None = None
         self.freed = -NEVER
 
-    def behind(self, one: Offer[OwnerT]) -> None:
-        """Add a call to the backlog."""
+    def behind(self, one: Offer[OwnerT]) -> Backlog[OwnerT]:
+        """Add a call to the backlog, and return that."""
         backlog = self.backlog
         if backlog is None:
             backlog = self.backlog = Backlog()
@@ -288,11 +285,15 @@ class Line(Generic[OwnerT]):
             backlog.spread()
         backlog.note(one[0])
         backlog.append(one)
+        return backlog
 
     def behind_in_row(self, row: Row[OwnerT]) -> None:
         """Add a row of calls to the backlog."""
         if self.backlog is None:
             self.backlog = Backlog()
+        wants = row.source.wants[row.first]
+        assert wants is not None, "a row begins with one that is to start"
+        self.backlog.note(wants)
         self.backlog.add(row)
 
 

@@ -318,17 +318,16 @@ class Turns(Waiting[OwnerT]):
                 return
             if to is None:
                 continue
-            to.behind(later)
+            there = to.behind(later)
             if self._claimants or isinstance(to.bay.state, Node):
                 continue
-            if backlog and to.backlog is not None and to.backlog.size == 1 and self._all_wait(backlog, to, clock, now):
+            if backlog and there.size == 1 and self._all_wait(backlog, to, clock, now):
                 # Whatever is in their way, that is, too: they move as one, since they may be thousands.
-                backlog.appendleft(to.backlog[0])
+                backlog.appendleft(there[0])
                 backlog.since = since
                 to.backlog = backlog
                 return
-            if to.backlog is not None:
-                places[kind] = to.backlog
+            places[kind] = there
 
     def _all_wait(self, backlog: Backlog[OwnerT], line: Line[OwnerT], clock: float, now: float) -> bool:
         """Is that line's state the first limit in the way of all of these, and may each of them wait for it?"""
