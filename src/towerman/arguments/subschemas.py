@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
-from urllib.parse import unquote
 
 from towerman.arguments.contract import MAX_DEPTH, MAX_SCHEMA_STEPS
 
@@ -25,10 +24,19 @@ def as_list(value: object) -> Sequence[object]:
     return cast(Sequence[object], value) if isinstance(value, list) else ()
 
 
+def unquoted(pointer: str) -> str:
+    """A pointer in a URI fragment without its percent signs."""
+    if "%" not in pointer:
+        return pointer
+    from urllib.parse import unquote
+
+    return unquote(pointer)
+
+
 def pointed_to(root: object, reference: str) -> object:
     """What a reference of the form #/a/b points to; None when there is nothing."""
     node = root if reference[1:2] in ("", "/") else None
-    for step in unquote(reference).split("/")[1:]:
+    for step in unquoted(reference).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(step)
@@ -46,7 +54,7 @@ def followed(root: object, node: object, pointer: str) -> tuple[str, Mapping[str
         reference = found.get("$ref")
         only = as_list(found.get("allOf"))
         if isinstance(reference, str):
-            pointer, node = "#" + unquote(reference[1:]), pointed_to(root, reference)
+            pointer, node = "#" + unquoted(reference[1:]), pointed_to(root, reference)
         elif len(only) == 1 and "type" not in found:
             pointer, node = f"{pointer}/allOf/0", only[0]
         else:

@@ -367,7 +367,7 @@ def read_calls(calls: object, plan: object, format: str | None) -> Batch:
         InputError: it has no known form; the message names the place and the fix.
     """
     if plan is None or plan is False:
-        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
+        if format is None and isinstance(calls, list) and _are_plain(calls):
             return Batch(tuple(calls))
         from towerman import adapters
 
@@ -379,15 +379,20 @@ def read_calls(calls: object, plan: object, format: str | None) -> Batch:
     return replace(adapters.decode(calls if plan is True else plan, format), plan=True)
 
 
-def _is_plain(call: Call) -> bool:
-    """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
-    fields: tuple[object, ...] = (call.tool, call.id, "" if call.idempotency_key is None else call.idempotency_key)
-    return (
-        type(call.needs) is tuple
-        and not call.needs
-        and type(call.arguments) in (dict, str)
-        and all(type(one) is str for one in fields)
-    )
+def _are_plain(calls: list[Call]) -> bool:
+    """Calls whose fields have the types they are declared with, and that need no other: the usual ones."""
+    for call in calls:  # a batch may have 10,000: neither a function nor a generator for each
+        if (
+            type(call) is not Call
+            or type(call.tool) is not str
+            or type(call.id) is not str
+            or type(call.arguments) not in (dict, str)
+            or type(call.needs) is not tuple
+            or call.needs
+            or not (call.idempotency_key is None or type(call.idempotency_key) is str)
+        ):
+            return False
+    return True
 
 
 def _check_batch_id(batch_id: object) -> None:
