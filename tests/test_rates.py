@@ -396,6 +396,8 @@ def test_r122_without_a_rate_calls_begin_slowly_after_a_pause() -> None:
     assert [sum(5 + second <= start < 6 + second for start in starts) for second in range(4)] == [1, 2, 4, 8]
     pace.let_in(now)
     assert pace.free_at(now, high=True) == 15 * MICRO  # it waits to know when that one begins, and no longer than this
+    pace.begun(16 * MICRO)  # the next event is told then: until then nobody is free who was told to wait
+    assert pace.free_at(now, high=True) == 15 * MICRO
     for _ in range(100):
         pace.let_in(15 * MICRO)
         assert pace.free_at(15 * MICRO, high=False) == 15 * MICRO

@@ -102,9 +102,8 @@ class Pace:
         self.pending -= 1
         self.started += 1
         self._begun(now)
-        gap = self._gap(now) if now >= self.until > -NEVER else 0
-        if gap:
-            self._calm = max(self._calm, now * self.limit) + gap
+        if now >= self.until > -NEVER:
+            self._calm = max(self._calm, now * self.limit) + self._gap(now)
 
     def take_back(self, now: int, *, newest: bool) -> None:
         """One of those that were let in will not start; `newest`: nobody was let in after it."""
