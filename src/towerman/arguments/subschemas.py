@@ -161,3 +161,25 @@ def depth_limit(root: Mapping[str, object]) -> int:
     if steps_on(root, {}, MAX_DEPTH) <= MAX_SCHEMA_STEPS or steps_on(root, {}, None) > MAX_SCHEMA_STEPS:
         return MAX_DEPTH
     return next(depth for depth in range(1, MAX_DEPTH) if steps_on(root, {}, depth + 1) > MAX_SCHEMA_STEPS)
+
+
+def parameters_of(schema: Mapping[str, object]) -> dict[str, bool]:
+    """The names of the arguments in the order of the schema, and whether each takes a list and nothing else.
+
+    Args:
+        schema: of an object.
+    """
+    properties = as_mapping(schema.get("properties"))
+    return {name: _is_list(schema, part, MAX_DEPTH) for name, part in properties.items()}
+
+
+def _is_list(root: object, node: object, levels: int) -> bool:
+    """Whether a part of a schema describes lists only; it may allow null besides."""
+    part = resolve(root, node)
+    if "type" in part:
+        kinds = part["type"] if isinstance(part["type"], list) else [part["type"]]
+        return "array" in kinds and all(kind in ("array", "null") for kind in kinds)
+    options = [
+        each for each in as_list(part.get("anyOf") or part.get("oneOf")) if as_mapping(each).get("type") != "null"
+    ]
+    return bool(options) and levels > 0 and all(_is_list(root, each, levels - 1) for each in options)

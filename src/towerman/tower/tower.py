@@ -465,7 +465,7 @@ class Tower(Declaring):
         """
         from towerman.explain import explain
 
-        batch = read_calls(calls, plan, format)
+        batch = read_calls(calls, plan, format, self._core)
         open_run = self._checked_run(**run_options)  # type: ignore[arg-type]  # checked there
         core = self._core.rehearsal()
         run = open_run(core, 0)
