@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, sound
 
 from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
+from towerman.clock import RealClock, SteadyClock, VirtualClock, steady
+from towerman.ledger import Ledger, Meter, Wants
 from towerman.policy import rate_of
+from towerman.rates import make
 from towerman.testing import Rehearsal
 
 stage = pytest.fixture(on_stage)
@@ -81,10 +84,14 @@ def test_r91_four_places_and_two_in_a_second(stage: Stage) -> None:
     assert tower.statistics().pools["four"].peak == 2
 
 
+@pytest.mark.parametrize(
+    ("rate", "after"),
+    [("1/s", [0, 1, 2]), (Rate(1, per=1.0, burst=1), [0, 1, 2]), (Rate(1, per=1.0, burst=2), [0, 0, 1])],
+)
 @pytest.mark.parametrize("late", [0.4, 1.7])
-def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
-    """S7: a call that was let in and whose first line comes late counts from that line; nobody comes into its window
-    meanwhile, and whoever waits is woken for it.
+def test_s7_starts_count_from_the_first_line(late: float, rate: Any, after: list[float], stage: Stage) -> None:
+    """S7: a call that was let in and whose first line comes late counts from that line; nobody comes into its window,
+    or its burst, meanwhile, and whoever waits is woken for it.
     """
     tower, starts = wide(stage), list[float]()
     first = True
@@ -97,7 +104,7 @@ def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
             stage.clock.value += late
         return task
 
-    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate="1/s")
+    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate=rate)
 
     async def main() -> None:
         asyncio.get_running_loop().set_task_factory(slow_to_begin)
@@ -105,7 +112,7 @@ def test_s7_starts_count_from_the_first_line(late: float, stage: Stage) -> None:
             await run.execute([Call("q", {})] * 3)
 
     stage.run(main())
-    assert starts == [late, late + 1, late + 2]
+    assert starts == [pytest.approx(late + one) for one in after]
 
 
 def test_s7_real_time_and_threads_hold_the_window() -> None:
@@ -562,7 +569,88 @@ def test_g12_a_clock_that_goes_back_locks_nobody_out(stage: Stage) -> None:
             assert (await run.execute([Call("q", {})])).ok
 
     stage.run(main())
-    assert ledger.instant == 6_401_000_000
+    assert ledger.instant == 10_001_000_000  # the tower's own time never goes back
+
+
+class SetClock:
+    """A clock that is handed in, and set while calls wait: what is added to the time of the test."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.more = stage, 0.0
+
+    def now(self) -> float:
+        return self.stage.clock.value + self.more
+
+
+@pytest.mark.parametrize("by", [-1000.0, -0.3, -1e-5])
+@pytest.mark.parametrize(
+    ("rate", "due"), [("2/s", [0, 0, 1, 1, 2, 2]), (Rate(1, per=1.0, burst=2), [0, 0, 1, 2, 3, 4])]
+)
+def test_g12_p40_whoever_waits_when_a_clock_goes_back_is_not_locked_out(
+    by: float, rate: Any, due: list[float], stage: Stage
+) -> None:
+    """G12, P-40, S7: a clock that is set back while calls wait for a rate neither locks them out, by itself and without
+    another event, nor lets them in early; waits and run times end when they would have.
+    """
+    clock = SetClock(stage)
+    tower, starts = wide(stage, _clock=clock, max_wait=3.5), list[float]()
+    tower.add_tool(clocked(stage, starts), name="q", independent=True, rate=rate)
+
+    async def held() -> None:
+        await asyncio.sleep(100)
+
+    tower.add_tool(held, name="held", independent=True, timeout=2, max_concurrency=1)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            waiting = asyncio.ensure_future(run.execute([*[Call("q", {})] * 6, *[Call("held", {})] * 2]))
+            await asyncio.sleep(0.2)
+            tower._core.now()  # the 0.2 s were seen: else the machine's clock would tell what has passed
+            clock.more += by
+            tower._core.now()
+            done = await waiting
+            *rated, first, second = done
+            ok = len([one for one in due if one <= 3.5])
+            assert codes(rated) == [None] * ok + ["wait_timeout"] * (6 - ok)
+            assert (first.code, second.code) == ("handler_timeout", "handler_timeout")
+            assert all(-1e-9 <= result.waited <= 3.5 + 1e-9 for result in done)
+            assert stage.clock.value == pytest.approx(4, abs=0.01)
+
+    stage.run(main())
+    assert starts == [pytest.approx(one, abs=1e-4) for one in due if one <= 3.5]
+
+
+def test_s7_an_event_that_comes_late_lets_nobody_in() -> None:
+    """S7: a thread reads the time, waits for the lock, and comes after another one that has read it later: that is no
+    clock that was set, and what has started meanwhile does not count as earlier.
+    """
+    ledger: Ledger[Any] = Ledger()
+    meter = ledger.add_meter(Meter("r", "rate r", make((1, 1_000_000, None, 0))))
+    assert ledger.at(10.0) == 0
+    marks = ledger.let_in(ledger.look_up(Wants(0, "q", (), rates=("r",))))
+    ledger.begun(marks, 10.0)
+    assert (ledger.at(9.9), ledger.instant, meter.free_at(0)) == (0, 10_000_000, 11_000_000)
+    assert (ledger.at(5.0), ledger.instant, meter.free_at(0)) == (-5_000_000, 5_000_000, 6_000_000)
+
+
+def test_g12_a_steady_clock_goes_on_from_where_it_was() -> None:
+    """G12: a clock of one's own that is set back goes on from the last instant that was read; one that is set forward,
+    and the machine's, are as they are.
+    """
+    read = [5.0, 7.0, 3.0, 4.5, 100.0, 99.0, 99.5]
+
+    class Clock:
+        def now(self) -> float:
+            return read.pop(0)
+
+    passed = iter([10.0, 12.0, 12.25, 13.75, 20.0, 20.0, 20.5])
+    clock = SteadyClock(Clock(), lambda: next(passed))
+    assert [clock.now() for _ in range(7)] == [5.0, 7.0, 7.25, 8.75, 104.25, 104.25, 104.75]
+    for one in (RealClock(), VirtualClock()):
+        assert steady(one) is one
+    read += [1e9, 5.0]
+    own = steady(Clock())
+    assert 1e9 <= own.now() <= own.now() < 1e9 + 60
 
 
 # --- observe mode -----------------------------------------------------------------------------------------------------
@@ -679,6 +767,100 @@ def test_r122_g12_whom_a_pause_refuses_is_answered(stage: Stage) -> None:
     assert (starts, stage.clock.value) == ([0], 0.5)
 
 
+@pytest.mark.parametrize(
+    ("rate", "due"),
+    [
+        ("10/s", [5.2 + 0.1 * step for step in range(12)]),
+        (Rate(10, per=1.0, burst=6), [5.2 + 0.1 * step for step in range(12)]),
+        (None, [5.2, 6.2, 6.7, 7.2, 7.45, 7.7, 7.95, *(8.2 + 0.125 * step for step in range(5))]),
+    ],
+)
+def test_r122_what_waits_for_the_end_of_a_pause_comes_at_the_pace(rate: Any, due: list[float], stage: Stage) -> None:
+    """R-122, S7: when a pause is over, those who have waited for that do not start together, which would be too much
+    again: they come at the even pace of their rate, or slowly at first where there is none.
+    """
+    tower, starts = wide(stage), list[float]()
+
+    @tower.tool(independent=True, rate=rate)
+    async def q() -> str:
+        starts.append(stage.clock.value)
+        if len(starts) == 1:
+            await asyncio.sleep(0.2)
+            raise RateLimited(5)
+        return "fine"
+
+    async def main() -> None:
+        async with tower.run() as run:
+            first = asyncio.ensure_future(run.execute([Call("q", {})]))
+            await asyncio.sleep(0.3)
+            done = await run.execute([Call("q", {})] * 12)
+            assert done.ok and done.notice is None
+            [refused] = await first
+            assert (refused.code, refused.retry_after) == ("rate_limited", 5.0)
+
+    stage.run(main())
+    assert starts[1:] == [pytest.approx(one) for one in due]
+
+
+def test_r122_a_pause_is_told(stage: Stage) -> None:
+    """R-122: that a service has asked for a pause is told once for each batch, in an event for each rate that pauses,
+    and in words that do not speak of a rate where there is none; a shorter one after it changes and tells nothing.
+    """
+    events: list[Event] = []
+    tower = stage.tower(
+        pools={"api": Pool(9, rate="100/s")}, max_wait=3, max_calls_per_batch=99, observers=[events.append]
+    )
+    asked: list[Any] = [60, 30]
+
+    @tower.tool(independent=True, max_concurrency=2)
+    async def bare() -> None:
+        raise RateLimited(asked.pop(0) if asked else 5)
+
+    @tower.tool(independent=True, pools=["api"], rate="50/s")
+    async def shared() -> None:
+        raise RateLimited(4)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            done = await run.execute([Call("bare", {})] * 8)
+            assert codes(done) == ["rate_limited"] * 8
+            assert [result.started for result in done] == [True, True] + [False] * 6
+            assert done.notice == (
+                "The service behind tool bare asked for a pause of 60 s: "
+                "its calls wait until it is over, or are refused."
+            )
+            assert (done[7].message, done[7].waited_for) == (
+                "Not started: the pause of tool bare lets no more calls start now. Try again in 60 s.",
+                ("pause of tool bare",),
+            )
+            none = await run.execute([Call("bare", {})])
+            assert (codes(none), none.notice) == (["rate_limited"], None)
+            both = await run.execute([Call("shared", {})])
+            assert both.notice == (
+                "The service behind tool shared asked for a pause of 4 s: "
+                "its calls, and those of tools that share its rate, wait until it is over, or are refused."
+            )
+            assert {name: seen.free_in for name, seen in tower.statistics().rates.items() if name != "tool:bare"} == {
+                "api": 4,
+                "tool:shared": 4,
+            }
+            tower.configure({"tools": {"bare": {"rate": "3/s"}}})
+            [rated] = await run.execute([Call("bare", {})])
+            assert "the rate of tool bare lets no more calls start now" in rated.message
+            tower.configure({"tools": {}})
+            [again] = await run.execute([Call("bare", {})])
+            assert "the pause of tool bare lets no more calls start now" in again.message
+
+    stage.run(main())
+    tower.flush()
+    told = [(event.tool, event.waiting_for, event.pause) for event in events if event.kind == "paused"]
+    assert told == [
+        ("bare", "pause of tool bare", 60.0),
+        ("shared", "rate of tool shared", 4.0),
+        ("shared", "rate of pool api", 4.0),
+    ]
+
+
 def test_r122_r119_a_tool_that_is_tried_again_waits_for_its_service(stage: Stage) -> None:
     """R-119, R-122, S9: attempts are admitted again and keep the pause like everybody else; after it all are well."""
     tower = stage.tower(run_concurrency=4, max_calls_per_batch=40, max_wait=1e6)
@@ -769,10 +951,10 @@ def test_r64_pools_and_pauses_that_go(stage: Stage) -> None:
             assert not tower.statistics().breakers
             starts.append(0)
             await run.execute([Call("asked", {})] * 2)
-            assert starts == [0, 10, 10]
+            assert starts == [0, 10, 11]
             tower.configure(tools={"asked": {"rate": "1/s"}})
             await run.execute([Call("asked", {})] * 3)
-            assert starts[3:] == [10, 11, 12]
+            assert starts[3:] == [11, 12, 13]
 
     stage.run(main())
 

@@ -3,6 +3,9 @@
 Theory. Every decision gets `now` handed in, a float of seconds on a monotonic scale whose zero means
 nothing. The real clock is `time.monotonic`; the virtual one moves only when a test moves it.
 
+A clock that somebody hands in may be set while calls wait. Forward nobody can tell that from time that passes. Back it
+would lock out everybody who waits for an instant: so it is read through a `SteadyClock`.
+
 House rules. Nobody else imports `time` to decide anything. Wall-clock instants (an aware datetime
 given as a deadline) are turned into monotonic ones here, once, when they come in.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -75,6 +79,41 @@ class VirtualClock:
             raise ValueError(f"a clock cannot go back: set({instant}) at {self._now}")
         self._now = float(instant)  # exactly: now + (instant - now) may be another number
         return self._now
+
+
+class SteadyClock:
+    """Another clock, as one that never goes back: where that one was set back, it goes on from where it was, so that no
+    wait and no deadline grows longer, and no rate lets anybody in for it.
+
+    Args:
+        clock: may be set at any time, also while several threads read it.
+        passing: another clock that nobody sets: what has passed by it since the last reading has passed here, too.
+    """
+
+    __slots__ = ("_passing", "_read", "_seen")
+
+    def __init__(self, clock: Clock, passing: Callable[[], float] = time.monotonic) -> None:
+        self._read = clock.now
+        self._passing = passing
+        self._seen = (-math.inf, 0.0, 0.0)  # what was read last, when, and what is added to it
+
+    def now(self) -> float:
+        """The present instant in seconds; never goes back."""
+        # In this order, and as one row, there is nothing to lock: what was seen is older than what is read now, so a
+        # smaller number was set, and whoever finds that out at the same moment comes to the same sum.
+        last, then, more = self._seen
+        read, present = self._read(), self._passing()
+        if read < last:
+            more += last - read + max(0.0, present - then)
+        self._seen = (read, present, more)
+        return read + more
+
+
+def steady(clock: Clock) -> Clock:
+    """The clock itself where it cannot go back, else as a `SteadyClock`."""
+    if type(clock) in (RealClock, VirtualClock):
+        return clock
+    return SteadyClock(clock, lambda: 0.0) if isinstance(clock, VirtualClock) else SteadyClock(clock)
 
 
 def wall_time() -> float:

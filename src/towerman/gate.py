@@ -310,6 +310,7 @@ class Gate(Turns[OwnerT]):
         assert rank is not None
         if parked.clock == NEVER and not (parked.queued or parked.promoted) and mine < urgency(parked.owner):
             # It waits for its own siblings only, as this one does: nothing but the order between the two is at stake.
+            backlog.note(parked.wants)
             backlog[0] = (parked.wants, parked.owner, parked.since)
             number = self._number = self._number + 1
             self._replace(parked, one, (*rank[:3], number, parked), now)
@@ -494,7 +495,8 @@ class Gate(Turns[OwnerT]):
                     entry.wants = more(entry.wants)
                 if line.backlog is not None:
                     behind = line.backlog.everyone()
-                    line.backlog = Backlog((more(wants), owner, ready) for wants, owner, ready in behind)
+                    offers = [(more(wants), owner, ready) for wants, owner, ready in behind]
+                    line.backlog = Backlog(offers, line.backlog.since)
         for entry in self._orphans:
             self.ledger.mark_orphan(entry.wants, -1)
             self._widen(entry, more)

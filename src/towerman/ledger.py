@@ -39,6 +39,9 @@ LotT = TypeVar("LotT")
 UNLIMITED: Final = 1 << 62
 """The limit of a pool that is only watched."""
 
+LATE: Final = MICRO
+"""Microseconds that an event may come after later ones: a thread that read the time and then waited for the lock."""
+
 
 class State(ABC, Generic[LotT]):
     """Something that can be in the way: a pool, a node or a meter.
@@ -451,12 +454,15 @@ class Ledger(Generic[LotT]):
     def at(self, now: float) -> int:
         """An event comes at this instant, in seconds. Returns by how many microseconds the clock was set, usually 0.
 
-        A clock that goes back has been set: what was a moment ago stays a moment ago, so that nobody is locked out
-        until it has caught up, and nobody is let in for it.
+        An event that comes a little late is taken to come now: what has started since then stays as late as it was. A
+        clock that goes back by more has been set: what was a moment ago stays a moment ago, so that nobody is locked
+        out until it has caught up, and nobody is let in for it.
         """
         us, moment = micros(now), self._moment
         by = 0
         if us < moment.us:
+            if us >= moment.us - LATE:
+                return 0
             by = us - moment.us
             for meter in self._meters.values():
                 meter.pace.shift(by)
@@ -498,7 +504,7 @@ class Ledger(Generic[LotT]):
     def take_back(self, marks: Marks[LotT]) -> None:
         """The call will not begin: its starts are free again, as far as the rule allows (S7)."""
         for meter, serial in marks.meters:
-            meter.pace.take_back(newest=serial == meter.serial)
+            meter.pace.take_back(self._moment.us, newest=serial == meter.serial)
 
     def verdict(self, marks: Marks[LotT], verdict: Verdict) -> list[Fuse]:
         """How the call came back; returns the breakers that have opened by that. It is heard once."""
@@ -605,6 +611,13 @@ class Ledger(Generic[LotT]):
             if not meter.fits(1, priority):
                 return meter
         return None
+
+    def limit_in_the_way(self, wants: Wants[LotT]) -> State[LotT] | None:
+        """The first limit in the way, whatever happens to resources, or None."""
+        for pool, units in wants.pools:
+            if not pool.fits(units, wants.priority, wants.loan):
+                return pool
+        return next((meter for meter in wants.meters if not meter.fits(1, wants.priority)), None)
 
     def claim(self, wants: Wants[LotT]) -> State[LotT] | None:
         """Take all of it and return None, or take nothing and return the first thing in the way."""

@@ -88,6 +88,7 @@ class Limits:
                 ledger.add_meter(made)
         elif meter.pace.numbers != numbers:
             self._paces.append((meter, numbers, enforced))
+            meter.label = f"rate of {name}" if rate is not None else f"pause of {name}"
         fuse = ledger.fuses.get(f"breaker:{key}")
         if breaker is not None:
             if fuse is None:
@@ -197,7 +198,7 @@ class Limits:
             return
         core.paused.add(tool)
         enforced = core.policy.mode == "enforce"
-        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"rate of tool {tool}", make(None), enforced=enforced))
+        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"pause of tool {tool}", make(None), enforced=enforced))
         core.generation += 1
         runs = list(core.runs.values())
         for state in runs:
@@ -221,18 +222,20 @@ class Limits:
         """A run was closed: its pools go once nobody holds or wants them, those of its tenant with its last run."""
         self._stale.add(f"run:{state.number}")
         self._core.purse.drop(f"run:{state.number}")
-        tenants = {other.tenant for other in left}
+        key = f"tenant:{state.tenant or ''}"
+        last = False  # of its tenant; looked up where that matters, since runs may be thousands
+        if key in self._core.purse.accounts or any(pool.scope == "tenant" for pool in self._core.policy.pools.values()):
+            last = all(other.tenant != state.tenant for other in left)
+        if last and key in self._core.purse.accounts:
+            self._idle[key] = None
         for name, pool in self._core.policy.pools.items():
-            if pool.scope == "run" or (pool.scope == "tenant" and state.tenant not in tenants):
+            if pool.scope == "run" or (pool.scope == "tenant" and last):
                 key = pool_key(name, pool.scope, state)
                 self._stale.add(key)
                 if pool.rate is not None:
                     self._stale_timed[f"rate:{key}"] = None
                 if pool.breaker is not None:
                     self._stale_timed[f"breaker:{key}"] = None
-        key = f"tenant:{state.tenant or ''}"
-        if state.tenant not in tenants and key in self._core.purse.accounts:
-            self._idle[key] = None
         self.sweep()
 
     def sweep(self) -> None:

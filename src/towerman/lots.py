@@ -52,7 +52,7 @@ DEADLINE: Final[tuple[Code, str]] = ("deadline_exceeded", "run deadline")
 
 Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
 """What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node, (1,
-may use the reserve, loan) of a meter.
+may use the reserve, None) of a meter.
 """
 
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
@@ -60,6 +60,15 @@ Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
 
 Offer = tuple[Wants["Lot[OwnerT]"], OwnerT, float]
 """A ready call that is no entry yet: what it wants, its owner, the instant it was offered."""
+
+
+Kind = tuple[int, str | None]
+"""Whose limits are the same ones: the very pools, or the loan and the tool."""
+
+
+def kind_of(wants: Wants[Lot[OwnerT]]) -> Kind:
+    """Those of one tool and one run, or of one tool below one call, are alike but for what they hold."""
+    return (id(wants.pools), None) if wants.loan is None else (id(wants.loan), wants.tool)
 
 
 class Entry(Generic[OwnerT]):
@@ -162,13 +171,29 @@ class Backlog(deque[Offer[OwnerT]]):
     """Ready calls that stand behind parked ones, in order: the next of them, and rows of those behind.
 
     While there are rows it is not empty, so it can be asked like any deque whether somebody is there, and who is next.
+
+    Attributes:
+        rows: those behind who are no offers yet.
+        kinds: one of each kind of those who have come here, whether it is still here or not.
+        since: the instant until which all of them have had nothing but siblings before them.
     """
 
-    __slots__ = ("rows",)
+    __slots__ = ("kinds", "rows", "since")
 
-    def __init__(self, offers: Iterable[Offer[OwnerT]] = ()) -> None:
+    def __init__(self, offers: Iterable[Offer[OwnerT]] = (), since: float = -NEVER) -> None:
         super().__init__(offers)
         self.rows: list[Row[OwnerT]] = []
+        self.since = since
+        self.kinds: dict[Kind, Wants[Lot[OwnerT]]] = {kind_of(one[0]): one[0] for one in self}
+
+    def note(self, wants: Wants[Lot[OwnerT]]) -> None:
+        """One who wants this comes here; not needed for the next of a kind that was noted."""
+        self.kinds.setdefault(kind_of(wants), wants)
+
+    def insert(self, place: int, one: Offer[OwnerT]) -> None:
+        """One comes in between."""
+        self.note(one[0])
+        super().insert(place, one)
 
     def next(self) -> Offer[OwnerT]:
         """Take out the first."""
@@ -251,19 +276,24 @@ class Line(Generic[OwnerT]):
         self.backlog: Backlog[OwnerT] | None = None
         self.freed = -NEVER
 
-    def behind(self, one: Offer[OwnerT]) -> None:
-        """Add a call to the backlog."""
+    def behind(self, one: Offer[OwnerT]) -> Backlog[OwnerT]:
+        """Add a call to the backlog, and return that."""
         backlog = self.backlog
         if backlog is None:
             backlog = self.backlog = Backlog()
         elif backlog.rows:
             backlog.spread()
+        backlog.note(one[0])
         backlog.append(one)
+        return backlog
 
     def behind_in_row(self, row: Row[OwnerT]) -> None:
         """Add a row of calls to the backlog."""
         if self.backlog is None:
             self.backlog = Backlog()
+        wants = row.source.wants[row.first]
+        assert wants is not None, "a row begins with one that is to start"
+        self.backlog.note(wants)
         self.backlog.add(row)
 
 

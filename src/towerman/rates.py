@@ -7,12 +7,23 @@ while that instant is less than its burst ahead (the generic cell rate algorithm
 it lets in at most burst + t * limit / period starts, and nothing has to be refilled).
 
 What was let in and has not begun is of the present, however long it takes: a handler that begins late would otherwise
-come into the window of those that were let in after it. A window counts a start from the instant at which it was told
-that the first line was reached; until then it stands in the way.
+come into the window, or the burst, of those that were let in after it. Both rules count a start from the instant at
+which they were told that the first line was reached; until then it stands in the way as if it began now, which is the
+worst that it can do: of starts that are still to come, those that come together, at once, leave the least room.
+
+(Why a bucket keeps its bound then. Take any stretch from x to y and, of the starts in it, the one that was let in last,
+at n <= y. When it was let in, k of the others had begun, at x or later, so the remembered instant was x + k periods /
+limit at least; p had not. It was let in because that instant plus p more was not more than burst - 1 ahead of n. So
+there are k + p + 1 <= burst + (y - x) * limit / period starts in the stretch, in whatever order they were told.)
 
 Some starts may be in reserve for calls of a higher class. Others are let in as if the limit were less by so many.
 
-A rate can be told to stand still until an instant, when whoever is behind it has said that it is too much.
+A rate can be told to stand still until an instant, when whoever is behind it has said that it is too much. All that is
+free then must not go through together: that would be too much again. A bucket comes out of a pause with its burst used
+up, so that calls come at its even pace, and the burst is there again when the rate has rested. A window lets them start
+at the same even pace, period / limit apart, until one period has passed; from then on its memory of these keeps them
+apart. Where no rate is known, they begin slowly: one in the first second, two in the next, four in the one after, and
+so on for ten seconds. The reserve comes through whole at once. A further pause begins all this anew.
 
 House rules. Instants and lengths are whole microseconds, so that nothing drifts and every ledger gives the same answer;
 they are on one scale, whose zero means nothing. A scale that goes back is shifted: what was let in a moment ago stays
@@ -31,6 +42,9 @@ MICRO: Final = 1_000_000
 
 NEVER: Final = 1 << 62
 """An instant that nobody lives to see."""
+
+SLOW: Final = 10
+"""Seconds for which calls begin slowly after a pause where there is no rate; in each it is twice as many."""
 
 
 def micros(seconds: float) -> int:
@@ -53,7 +67,7 @@ class Pace:
         started: those that have begun, all told.
     """
 
-    __slots__ = ("burst", "limit", "pending", "period", "reserve", "started", "until")
+    __slots__ = ("_calm", "burst", "limit", "pending", "period", "reserve", "started", "until")
 
     def __init__(self, limit: int, period: int, burst: int | None, reserve: int) -> None:
         self.limit = limit
@@ -61,6 +75,7 @@ class Pace:
         self.burst = burst
         self.reserve = reserve
         self.until = -NEVER
+        self._calm = -NEVER * limit  # after a pause, when the next one may start, times the limit
         self.pending = 0
         self.started = 0
 
@@ -68,12 +83,14 @@ class Pace:
         """The earliest instant, not before now, at which one more may start, by what is known now; `NEVER` while that
         depends on when others begin.
         """
-        return max(self._free_at(now, high=high), self.until, now)
+        return max(self._free_at(now, high=high), self._eased_at(now, high=high), self.until, now)
 
     def free_in(self, now: int, *, high: bool) -> int:
         """How long it is at least until one more may start: that long if those that were let in begin now."""
         instant = self._free_at(now, high=high)
-        return max(now + self.period if instant >= NEVER else instant, self.until, now) - now
+        if instant >= NEVER:
+            instant = self._free_then(now, high=high)
+        return max(instant, self._eased_at(now, high=high), self.until, now) - now
 
     def let_in(self, now: int) -> None:
         """One more is about to start."""
@@ -85,23 +102,28 @@ class Pace:
         self.pending -= 1
         self.started += 1
         self._begun(now)
+        if now >= self.until > -NEVER:
+            self._calm = max(self._calm, now * self.limit) + self._gap(now)
 
-    def take_back(self, *, newest: bool) -> None:
+    def take_back(self, now: int, *, newest: bool) -> None:
         """One of those that were let in will not start; `newest`: nobody was let in after it."""
         self.pending -= 1
-        if newest:
-            self._take_back()
+        if not newest:
+            self._lost(now)
 
     def pause(self, until: int) -> bool:
         """Nothing starts before that instant; says whether that is later than it was."""
         later = until > self.until
         if later:
             self.until = until
+            self._calm = until * self.limit
+            self._use_up(until)
         return later
 
     def shift(self, by: int) -> None:
         """All instants are so much later, or earlier, than they were thought to be."""
         self.until = max(self.until + by, -NEVER)
+        self._calm += by * self.limit
         self._shift(by)
 
     def changed(self, now: int, numbers: Numbers | None) -> Pace:
@@ -112,9 +134,12 @@ class Pace:
         """
         other = make(numbers)
         other.until, other.pending, other.started = self.until, self.pending, self.started
+        other._calm = -(-self._calm // self.limit) * other.limit  # rounded up
         for start in self._starts_of(now):
             other._let_in(start)
             other._begun(start)
+        if self.until > now or self._gap(now):
+            other._use_up(max(self.until, now))
         for _ in range(self.pending):
             other._let_in(now)
         return other
@@ -126,11 +151,37 @@ class Pace:
 
     def rested(self, now: int) -> bool:
         """Is it as if nothing had ever started?"""
-        return not self.pending and self.until <= now and self._idle(now)
+        return not self.pending and self.until <= now and not self._gap(now) and self._idle(now)
+
+    def _eased_at(self, now: int, *, high: bool) -> int:
+        """The earliest instant at which one more may start by what the last pause has left."""
+        after = max(now, self.until)
+        gap = self._gap(after) if self.until > -NEVER else 0
+        if not gap:
+            return -NEVER
+        room = (self.reserve if high else 0) - self.pending
+        over = self.until + self._easing()
+        return over if room < 0 else min(over, -((room * gap - self._calm) // self.limit))
+
+    def _easing(self) -> int:
+        """For how long a pause is felt after its end."""
+        return SLOW * MICRO
+
+    def _gap(self, now: int) -> int:
+        """How far apart starts are at that instant for the sake of the last pause, times the limit; 0: not any more."""
+        passed = (now - self.until) // MICRO
+        return MICRO >> max(0, passed) if passed < SLOW else 0
+
+    def _use_up(self, until: int) -> None:
+        """A pause ends at that instant: whatever may come together then is used up."""
 
     def _free_at(self, now: int, *, high: bool) -> int:
         """The same, whatever is paused."""
         return now
+
+    def _free_then(self, now: int, *, high: bool) -> int:
+        """The same where it depends on others, if they all begin now."""
+        return now + self.period
 
     def _idle(self, now: int) -> bool:
         """Is nothing of what it remembers of any use?"""
@@ -142,8 +193,8 @@ class Pace:
     def _begun(self, now: int) -> None:
         """One has begun."""
 
-    def _take_back(self) -> None:
-        """The newest will not start."""
+    def _lost(self, now: int) -> None:
+        """One will not start that is not the newest."""
 
     def _shift(self, by: int) -> None:
         """Instants that the rule remembers."""
@@ -187,6 +238,12 @@ class Window(Pace):
     def _begun(self, now: int) -> None:
         insort(self._starts, now)
 
+    def _easing(self) -> int:
+        return self.period
+
+    def _gap(self, now: int) -> int:
+        return self.period if now < self.until + self.period else 0
+
     def _idle(self, now: int) -> bool:
         return not self._starts or self._starts[-1] + self.period <= now
 
@@ -215,37 +272,46 @@ class Bucket(Pace):
     Instants are kept times the limit, so that the distance of two starts, period / limit, is a whole number.
     """
 
-    __slots__ = ("_before", "_even")
+    __slots__ = ("_even",)
 
     burst: int
 
     def __init__(self, limit: int, period: int, burst: int, reserve: int = 0) -> None:
         super().__init__(limit, period, burst, reserve)
-        self._even = -NEVER * limit  # when what was let in would be used up, times the limit
-        self._before = self._even  # the same without the newest
+        self._even = -NEVER * limit  # when what has begun would be used up, times the limit
 
     def _free_at(self, now: int, *, high: bool) -> int:
-        room = self.burst if high else self.burst - self.reserve
-        return -(((room - 1) * self.period - self._even) // self.limit)  # rounded up
+        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending
+        if room < 0:
+            return NEVER
+        return -((room * self.period - self._even) // self.limit)  # rounded up
 
-    def _let_in(self, now: int) -> None:
-        self._before = self._even
+    def _free_then(self, now: int, *, high: bool) -> int:
+        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending
+        return -((room * self.period - max(self._even, now * self.limit)) // self.limit)
+
+    def _begun(self, now: int) -> None:
         self._even = max(self._even, now * self.limit) + self.period
 
-    def _take_back(self) -> None:
-        # Only the newest leaves no trace: what came after an earlier one may have been paid for by the rest between.
-        self._even = self._before
+    def _lost(self, now: int) -> None:
+        # Only the newest leaves no trace (S7): an earlier one is used up, as if it had begun.
+        self._begun(now)
+
+    def _gap(self, now: int) -> int:
+        return 0  # its even pace is enough
+
+    def _use_up(self, until: int) -> None:
+        self._even = max(self._even, until * self.limit + (self.burst - self.reserve - 1) * self.period)
 
     def _idle(self, now: int) -> bool:
         return self._even <= now * self.limit
 
     def _shift(self, by: int) -> None:
         self._even += by * self.limit
-        self._before += by * self.limit
 
     def _starts_of(self, now: int) -> list[int]:
         used = -((now * self.limit - self._even) // self.period)  # rounded up
-        return [now] * max(0, used - self.pending)
+        return [now] * max(0, min(used, self.burst))  # more only after a pause, which is told otherwise
 
 
 Numbers = tuple[int, int, int | None, int]

@@ -573,6 +573,21 @@ def rate_limited(after: float | None) -> str:
     return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
 
 
+def paused(tool: str, seconds: float, *, alone: bool) -> str:
+    """What is told of a batch in which a service has said that it takes no more calls for so long.
+
+    Args:
+        tool: whose service that is.
+        seconds: how long nothing starts.
+        alone: only this tool pauses, and no other one that shares a rate with it.
+    """
+    whom = "its calls" if alone else "its calls, and those of tools that share its rate,"
+    return (
+        f"The service behind tool {tool} asked for a pause of {_rounded(seconds):g} s: "
+        f"{whom} wait until it is over, or are refused."
+    )
+
+
 def tried(attempts: int) -> str:
     """What is added of a call that was tried more than once."""
     return f" It was tried {attempts} times." if attempts > 1 else ""

@@ -2,10 +2,10 @@
 
 Theory. A batch tells its story as events: it came in, a person is asked about a call and has answered, a call waits
 and for what, it was admitted, its handler started, it was refused, it runs although something about it is odd, an
-attempt has failed and another one is to come, its result was sealed, or trimmed with its batch, work that outlived its
-result has ended, a call holds up its loop. An event carries names, sizes, times and codes. It has no field for an
-argument, a result's value or the text of an exception, so no observer can leak one. A name that the model invented (an
-unknown tool) is not recorded either.
+attempt has failed and another one is to come, its service has asked for a pause, its result was sealed, or trimmed with
+its batch, work that outlived its result has ended, a call holds up its loop. An event carries names, sizes, times and
+codes. It has no field for an argument, a result's value or the text of an exception, so no observer can leak one. A
+name that the model invented (an unknown tool) is not recorded either.
 
 An observer is any callable that takes an `Event`. Each is served by a thread of its own, in order: a slow one delays
 no call and no other observer, a broken one breaks none. What could not be delivered is counted in
@@ -35,6 +35,7 @@ Kind = Literal[
     "shared",
     "retrying",
     "retry_refused",
+    "paused",
     "intended",
     "joined",
     "replayed",
@@ -89,7 +90,8 @@ class Event:
         attempt: which attempt of its call it is about, from 1; told of `retrying` (the one that has failed, by `code`)
             and `retry_refused` (the one that does not start), and of all later ones. Of a finished call: how many
             there were, where it was more than one.
-        pause: seconds until the next attempt is offered.
+        pause: seconds until the next attempt is offered; of `paused`, for how long nothing starts that counts in
+            `waiting_for`, since the service behind this call has said that it takes no more.
         approval: the name of the approval that a person is asked for, has decided, or has not decided in time.
         decision: `approved`, `edited` (approved with other arguments), `denied`, or `undecided` (the call comes back
             pending).

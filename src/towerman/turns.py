@@ -28,16 +28,34 @@ Not here: what the events are (gate), the books of those who wait (waiting), who
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from towerman.calls import Rejection
 from towerman.deadlock import may_go_on, stuck
 from towerman.errors import Code
-from towerman.ledger import Fuse, Ledger, Meter, Pool, State, Wants
-from towerman.lots import GRANTED, NEVER, PARKED, REJECTED, Bay, Entry, Flow, Line, Lot, Offer, Rank
+from towerman.ledger import Fuse, Ledger, Meter, Node, Pool, State, Wants
+from towerman.lots import (
+    GRANTED,
+    NEVER,
+    PARKED,
+    REJECTED,
+    Backlog,
+    Bay,
+    Entry,
+    Flow,
+    Kind,
+    Line,
+    Lot,
+    Offer,
+    Rank,
+    kind_of,
+)
 from towerman.waiting import Waiting
 
 OwnerT = TypeVar("OwnerT")
+
+KINDS: Final = 256
+"""Kinds of calls that are looked at to move a backlog as one; where there are more, each call is looked at."""
 
 
 class Turns(Waiting[OwnerT]):
@@ -275,22 +293,58 @@ class Turns(Waiting[OwnerT]):
         more.
         """
         state = line.bay.state
-        for entry in [entry for entry in line.parked if not (entry.wants.wait or flow.in_turn(state))]:
-            self._reject(entry, "rate_limited" if isinstance(state, Meter) else "concurrency_limit", now)
+        if isinstance(state, Pool) and state.scope == "run":  # only there those wait who refuse to
+            for entry in [entry for entry in line.parked if not (entry.wants.wait or flow.in_turn(state))]:
+                self._reject(entry, "concurrency_limit", now)
         backlog, line.backlog = line.backlog, None
+        if backlog is None:
+            return
         self._ended.append((flow, line))
+        places: dict[Kind, Backlog[OwnerT]] = {}
+        # Until then they had nothing but siblings before them, which whoever they stand behind next may not know.
+        since = max(clock, backlog.since)
         while backlog:
             one = backlog.next()
-            # Until that instant it had nothing but siblings before it, which whoever it stands behind next may not
-            # know.
-            later = one if one[2] >= clock else (one[0], one[1], clock)
+            later = one if one[2] >= since else (one[0], one[1], since)
+            kind = kind_of(one[0])
+            place = places.get(kind)
+            if place is not None:  # nothing has changed since one of its kind came to stand there
+                place.append(later)
+                continue
             to = self._enter(flow, later, clock, now, again=True)
             if to is line:  # it is where it was
                 backlog.appendleft(one)
                 line.backlog = backlog
                 return
-            if to is not None:
-                to.behind(later)
+            if to is None:
+                continue
+            there = to.behind(later)
+            if self._claimants or isinstance(to.bay.state, Node):
+                continue
+            if backlog and there.size == 1 and self._all_wait(backlog, to, clock, now):
+                # Whatever is in their way, that is, too: they move as one, since they may be thousands.
+                backlog.appendleft(there[0])
+                backlog.since = since
+                to.backlog = backlog
+                return
+            places[kind] = there
+
+    def _all_wait(self, backlog: Backlog[OwnerT], line: Line[OwnerT], clock: float, now: float) -> bool:
+        """Is that line's state the first limit in the way of all of these, and may each of them wait for it?"""
+        state, (units, high, loan) = line.bay.state, line.bay.need
+        if len(backlog.kinds) > KINDS:
+            return False
+        for wants in backlog.kinds.values():
+            if not wants.wait or wants.fuses or (wants.priority > 0) is not high:
+                return False
+            if self.ledger.hopeless(wants) is not None or self.ledger.limit_in_the_way(wants) is not state:
+                return False
+            if isinstance(state, Meter):
+                if self._in_vain(wants, state, clock, now):
+                    return False
+            elif wants.loan is not loan or (state, units) not in wants.pools:
+                return False
+        return True
 
     def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
         """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks

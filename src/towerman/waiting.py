@@ -103,7 +103,7 @@ class Waiting(Generic[OwnerT]):
                 wants.loan,
             )
         elif isinstance(state, Meter):
-            need = (1, wants.priority > 0, wants.loan)
+            need = (1, wants.priority > 0, None)  # nobody can lend a start
         else:
             assert isinstance(state, Node)
             need = (next(mode for key, mode in wants.holds if key == state.key), False, wants.loan)

@@ -688,6 +688,7 @@ class Work:
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
         parent: the call that waits for it; None for a batch that no call has made.
+        paused: by tool, what is told of a pause that its service has asked for; None for none.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
         salt: what the keys are made of that its handlers are given where a call has no identity; None until one is.
@@ -728,6 +729,7 @@ class Work:
         "others",
         "outputs",
         "parent",
+        "paused",
         "plan",
         "reasons",
         "referred",
@@ -791,6 +793,7 @@ class Work:
         self.others: Others | None = None
         self.warned = 0
         self.notice: str | None = None
+        self.paused: dict[str, str] | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
         self.given_up = False
@@ -844,8 +847,9 @@ class BatchResult(Sequence[Result]):
     """The answers to one batch: a sequence of `Result` in emitted order. Empty, and false, when there were no calls.
 
     Attributes:
-        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ..."), or None. The last of
-            the results that it is about says why, too, so that it reaches the model with the messages.
+        notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ...", "The service behind tool
+            search asked for a pause of 5 s ..."), or None. The results that it is about, or the last of them, say why,
+            too, so that it reaches the model with the messages.
         exhausted: a budget that the run counts in is used up, so that none of its calls would start any more: stop the
             loop. Also where a budget was too little for each call of this batch by itself.
     """
@@ -856,7 +860,8 @@ class BatchResult(Sequence[Result]):
         self._work = work
         self._batch = work.batch
         self._results = tuple(result for result in work.results if result is not None)
-        self.notice = work.notice
+        told = [*([] if work.notice is None else [work.notice]), *(work.paused or {}).values()]
+        self.notice = " ".join(told) or None
         self.exhausted = work.exhausted
 
     @overload

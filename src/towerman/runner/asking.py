@@ -696,10 +696,8 @@ class Asking(Offering):
     def _look_at_approvals(self, now: float) -> float:
         """Refuse those whose time is over; returns when the next one's is."""
         due = NEVER
-        for work in list(self.works):
-            if work.gated is None:
-                continue
-            for index, approval in list(work.gated.items()):
+        for work in [work for work in self.works if work.gated]:
+            for index, approval in list((work.gated or {}).items()):
                 if work.results[index] is not None or index in work.jobs or approval.used:
                     continue
                 at = approval.expires

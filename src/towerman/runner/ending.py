@@ -24,6 +24,7 @@ from towerman.breaker import Verdict
 from towerman.calls import Applied, Outcome
 from towerman.errors import Code, RateLimited, ToolError
 from towerman.gate import GRANTED
+from towerman.rates import micros
 from towerman.runner import intake
 from towerman.runner.offering import belongs, count_orphan
 from towerman.runner.oversized import Oversized
@@ -235,15 +236,24 @@ class Ending(Oversized):
             job: whose handler said so.
             seconds: for how long; None: it did not say.
         """
-        core = self.core
+        core, work = self.core, job.work
         pause = min(USUAL_PAUSE if seconds is None else max(0.0, seconds), MOST_PAUSE)
         with core.lock:
+            now = core.now()
             meters = job.entry.wants.meters
             if not meters:
                 core.pause(job.tool.name)
                 meters = tuple(one for one in [core.gate.ledger.meters.get(f"rate:tool:{job.tool.name}")] if one)
-            decided = core.gate.pause(meters, pause, core.now())
+            until = micros(now + pause)
+            later = [meter for meter in meters if meter.pace.until < until]
+            decided = core.gate.pause(meters, pause, now)
             notes = self._notes()
+        if pause and any(meter.enforced for meter in later):
+            own = f"rate:tool:{job.tool.name}"
+            told = sealing.paused(job.tool.name, pause, alone=all(meter.key == own for meter in later))
+            work.paused = {**(work.paused or {}), job.tool.name: told}
+        for meter in later if core.emit is not None else ():
+            self._tell(work, job.index, "paused", pause=pause, waiting_for=meter.label)
         self._take(decided, notes)
 
     def _late(self, job: Job, error: BaseException | None, now: float) -> None:
@@ -326,6 +336,7 @@ class Ending(Oversized):
             run, parent = work.run, work.parent
             run.works.pop(work, None)
             self.works.pop(work, None)
+            self._busy.pop(work, None)
             if parent is not None and parent.nested is not None and work in parent.nested:
                 with self.core.lock:
                     del parent.nested[work]

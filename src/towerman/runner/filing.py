@@ -689,6 +689,7 @@ class Filing(Ending):
         job.outcome = result
         job.sealed = False
         work.jobs[index] = job
+        self._busy[work] = None
         job.due = now + OUTCOME_SECONDS
         if job.due < self._timer_at:
             self._arm(job.due)

@@ -47,6 +47,7 @@ class Offering(Sharing):
         self._look_at_loops = look
         self.port: Port[Job] = Port(loop.call_soon_threadsafe, self._thread_done, self._lost)
         self.works: dict[Work, None] = {}
+        self._busy: dict[Work, None] = {}  # those with calls at work, and some that had some
         self._resting: list[Again] = []  # a heap: calls that wait to be tried again
         self._joins: dict[Join, None] = {}
         self._handings: dict[Handing, None] = {}
@@ -243,6 +244,7 @@ class Offering(Sharing):
         for work in list(self.works):
             self._stray(work)
         self.works.clear()
+        self._busy.clear()
         self._resting.clear()
         self.port.lose()
         self._pass_on()

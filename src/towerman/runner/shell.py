@@ -122,6 +122,7 @@ class Shell(Deferring):
                 work.error = work.error or fault
         run.works.pop(work, None)
         self.works.pop(work, None)
+        self._busy.pop(work, None)
         self._fit(work)
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
@@ -209,6 +210,7 @@ class Shell(Deferring):
         if work.run.limit < due:
             due = work.run.limit
         job = work.jobs[index] = Job(work, index, entry, tool, now, due)
+        self._busy[work] = None
         if due < self._timer_at:
             self._arm(due)
         if tool.retry is not None:
@@ -379,7 +381,8 @@ class Shell(Deferring):
         if self._resting:
             self._wake(now)
         following = NEVER
-        for job in [job for work in self.works for job in work.jobs.values()]:
+        self._busy = {work: None for work in self._busy if work.jobs}
+        for job in [job for work in self._busy for job in work.jobs.values()]:
             if not job.sealed:  # by what one before it in this row has brought about
                 try:
                     self._look_at(job, now)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, cast
 from weakref import WeakSet
 
-from towerman.clock import Clock, RealClock, instant_of
+from towerman.clock import Clock, RealClock, instant_of, steady
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
 from towerman.errors import InputError, PolicyError
@@ -216,7 +216,7 @@ class Tower(Declaring):
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
         self._journal, self._own_journal = _journal_of(self.options)
-        clock = _clock or RealClock()
+        clock = steady(_clock or RealClock())
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
