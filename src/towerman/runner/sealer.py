@@ -403,14 +403,15 @@ class Sealer:
     def _keep_result(self, work: Work, index: int, result: Result) -> None:
         """A call that came back pending before has its result: whoever goes on with its batch again gets the same."""
         approval = work.gated.get(index) if work.gated is not None else None
-        if approval is None or not approval.kept:
+        if approval is None or not approval.kept or approval.settled:
             return
         with self.core.lock:
-            if result.outcome == "pending":
-                if result.handle is not None:  # it is in the durable queue, and once is enough
-                    self.core.book.settle(approval, result)
+            if result.outcome == "pending" and result.handle is not None:  # in the durable queue, and once is enough
+                self.core.book.settle(approval, result)
             elif approval.holder is work and not result.started:
-                approval.holder = None  # it was used for nothing, so whoever goes on with the batch may use it
+                approval.release()
+            elif result.outcome == "pending":
+                return
             elif approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
                 self.core.book.settle(approval, result)
 
