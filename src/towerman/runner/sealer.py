@@ -211,14 +211,13 @@ class Sealer:
         if leaving is not None:
             self._interrupt(job.work, leaving)
 
-    @staticmethod
-    def _told_of(tool: Tool, error: BaseException) -> tuple[Code, str, Applied]:
+    def _told_of(self, tool: Tool, error: BaseException) -> tuple[Code, str, Applied]:
         """What the model is told of what a handler raised."""
         applied: Applied = "no" if tool.effect_free else "unknown"
         if isinstance(error, asyncio.CancelledError):
             return "handler_cancelled", "The tool cancelled itself before it answered.", applied
         if retrying.rate_limited(error):
-            return "rate_limited", sealing.rate_limited(retrying.asked_for(error)), "no"
+            return "rate_limited", sealing.rate_limited(retrying.asked_for(error, self.core.wall())), "no"
         if isinstance(error, ToolError):
             given = getattr(error, "applied", None)
             applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
@@ -235,7 +234,7 @@ class Sealer:
             return Failed(outcome, why, message, "no" if tool.effect_free else "unknown", None, None)
         assert error is not None
         code, message, applied = self._told_of(tool, error)
-        return Failed("error", code, message, applied, error, retrying.asked_for(error))
+        return Failed("error", code, message, applied, error, retrying.asked_for(error, self.core.wall()))
 
     def _interrupt(self, work: Work, error: KeyboardInterrupt | SystemExit) -> None:
         """A handler wants the process to end: the batch is sealed, then the caller gets it."""
