@@ -171,8 +171,8 @@ def length_of(given: object, wall: float) -> float | None:
     """A length of time in seconds, at most `MOST_ASKED`; None for whatever says none.
 
     Both forms of a Retry-After header (RFC 9110, section 10.2.3): seconds, with decimals too, and an HTTP-date in each
-    of its three notations (section 5.6.7); and what programs make of these: numbers, a timedelta, a datetime with a time
-    zone. An instant that is over is 0 seconds away. Negative, no number, no time zone: it says nothing.
+    of its three notations (section 5.6.7); and what programs make of these: numbers, a timedelta, a datetime with a
+    time zone. An instant that is over is 0 seconds away. Negative, no number, no time zone: it says nothing.
 
     Args:
         given: whatever was given.
