@@ -890,6 +890,20 @@ def test_a_full_disk_is_told_and_nothing_is_half(tmp_path: Path) -> None:
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
+def test_approvals_of_one_instant_are_listed_as_they_were_asked_for(tmp_path: Path) -> None:
+    """S4: the oldest first, in one order each time, whatever the names are."""
+    wall = Wall()
+    with Journal(tmp_path / "j.db", _wall=wall) as journal:
+        names = [f"apr_{number * 7919 % 97:02}" for number in range(40)]
+        for number, name in enumerate(names):
+            if number == 20:
+                wall.now += 1
+            journal.ask_approval(Approval(name, "run", "pay", b"d", wall.now + 100), b"{}").result()
+        for _ in range(2):
+            assert [one.approval_id for one in journal.approvals().result()] == names
+        assert [one.approval_id for one in journal.approvals(limit=3).result()] == names[:3]
+
+
 def full(journal: Journal) -> sqlite3.Connection:
     """From now on there is room for a little more in this journal, and not for much."""
     session = journal._writer._session

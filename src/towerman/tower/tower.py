@@ -148,7 +148,7 @@ class Tower(Declaring):
             until its work ends, or "release" at once.
         approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
-        max_batch_bytes: bound of all contents of one batch together.
+        max_batch_bytes: bound of all contents of one batch together; each keeps 64 bytes even so.
         results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
             folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
             `read`.
