@@ -30,6 +30,7 @@ from towerman import (
     Retry,
     Tower,
 )
+from towerman.runner.shell import Shell
 
 stage = pytest.fixture(on_stage)
 
@@ -341,24 +342,66 @@ def test_r70_an_expired_approval_never_executes(stage: Stage) -> None:
     assert tower.statistics().approvals.expired == 1
 
 
-def test_r70_looked_at_in_the_step_of_the_grant(stage: Stage) -> None:
-    """R-70: the place becomes free at the very instant at which the approval is over: it is over."""
+@pytest.mark.parametrize("first", ["the end of its time", "the free place"])
+@pytest.mark.parametrize("seconds", [2.9, 3.0, 3.1])
+def test_r70_the_place_comes_free_when_the_time_is_over(
+    stage: Stage, first: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-70: the place becomes free at the very instant at which the approval is over, and whichever of the two is heard
+    first: it is over, the call is told so at that instant, and the place is free. A moment earlier the call runs.
+    """
     tower = stage.tower(pools={"db": 1})
+    heard: list[str] = []
+    on_timer, end = Shell._on_timer, Shell._end
+
+    def late_timer(shell: Shell) -> None:
+        if first == "the free place":
+            shell._after(20)  # whoever ends at this instant is heard before
+        else:
+            on_timer(shell)
+
+    def looked(shell: Shell, now: float) -> float:
+        heard.append(f"time {now:g}")
+        return look(shell, now)
+
+    def ended(shell: Shell, job: Any, *given: Any) -> None:
+        heard.append(f"{job.tool.name} {stage.clock.value:g}")
+        end(shell, job, *given)
+
+    look = Shell._look_at_approvals
+    monkeypatch.setattr(Shell, "_on_timer", late_timer)
+    monkeypatch.setattr(Shell, "_look_at_approvals", looked)
+    monkeypatch.setattr(Shell, "_end", ended)
 
     @tower.tool(independent=True, pools=["db"])
     async def busy() -> str:
-        return await stage.work("busy", 3.0)
+        with stage.on("busy"):
+            await asyncio.sleep(seconds)
+            if first == "the end of its time":
+                for _ in range(20):
+                    await asyncio.sleep(0)
+        return "free"
 
     @tower.tool(independent=True, pools=["db"], requires_approval=True)
     async def change() -> str:
-        return await stage.work("change", 0.1)
+        return await stage.work("change", 0.05)
 
     async def main() -> None:
         async with tower.run(approver=answering(Approved(expires_in=3.0))) as run:
             done = await run.execute([Call("busy", {}), Call("change", {})])
-            assert outcomes(done) == ["ok", "approval_expired"]
+            in_time = seconds < 3.0
+            assert outcomes(done) == ["ok", "ok" if in_time else "approval_expired"]
+            assert stage.started["change"] == in_time
+            assert here().time() == pytest.approx(2.95 if in_time else seconds)
+            if seconds == 3.0:
+                both = [one for one in heard if one in ("time 3", "busy 3")]
+                assert both[0] == ("time 3" if first == "the end of its time" else "busy 3")
+            if not in_time:
+                assert done[1].waited == pytest.approx(3.0)
+        assert (await tower.execute([Call("busy", {})])).ok
 
     stage.run(main())
+    assert tower.statistics().approvals.expired == (seconds >= 3.0)
 
 
 def test_r70_expired_behind_its_own_siblings(stage: Stage) -> None:
@@ -1982,7 +2025,6 @@ def test_s4_who_comes_second_gets_the_result_that_came_while_it_was_read(
     not been looked over: both have the same result, and the call ran once.
     """
     from towerman.approvals import Approval
-    from towerman.runner.shell import Shell
 
     tower = stage.tower()
 

@@ -258,6 +258,43 @@ def test_s4_a_call_that_did_not_start_is_run_by_who_follows(stage: Stage) -> Non
     assert stage.started == {"act": 1}
 
 
+def test_r70_who_follows_is_told_when_the_approval_is_over(stage: Stage) -> None:
+    """R-70: a call that followed another one, and then waits for a place itself, is refused in the instant in which its
+    approval is over.
+    """
+    tower = stage.tower(pools={"db": 1})
+
+    @tower.tool(independent=True, pools=["db"])
+    async def busy() -> str:
+        return await stage.work("busy", 20.0)
+
+    @tower.tool(independent=True, pools=["db"], requires_approval=True)
+    async def act() -> str:
+        return await stage.work("act", 1.0)
+
+    async def main() -> None:
+        async with tower.run() as run, tower.run() as other:
+            first = await run.execute([Call("act", {})])
+            state, name = first.state(), first.pending[0].approval_id
+            with tower._core.lock:
+                record = tower._core.book.find(name)
+                assert record is not None
+                assert record.decide(Approved(expires_in=10.0), stage.clock.value, 100.0) == "taken"
+                assert record.claim(tower)
+            host = asyncio.ensure_future(run.resume(state, {}))
+            await asyncio.sleep(1)
+            holding = asyncio.ensure_future(other.execute([Call("busy", {})]))
+            await asyncio.sleep(1)
+            with tower._core.lock:
+                record.release()
+            assert outcomes(await host) == ["approval_expired"]
+            assert stage.clock.value == 10.0
+            await holding
+
+    stage.run(main())
+    assert not stage.started["act"]
+
+
 def test_s4_who_follows_in_a_circle_is_told_at_once(stage: Stage) -> None:
     """S4, S10: a handler that goes on with the very batch that it is a call of cannot wait for itself."""
     tower = stage.tower()
