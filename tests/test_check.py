@@ -160,7 +160,15 @@ def run_above_process() -> Tower:
 
 
 def result_above_batch() -> Tower:
-    return tools(Tower(max_result_bytes=1000, max_batch_bytes=100), {})
+    return tools(Tower(max_result_bytes=4000, max_batch_bytes=2000), {})
+
+
+def bound_below_what_is_told() -> Tower:
+    return tools(Tower(max_result_bytes=100, max_batch_bytes=639, max_calls_per_batch=10), {})
+
+
+def bound_of_what_is_told() -> Tower:
+    return tools(Tower(max_result_bytes=100, max_batch_bytes=640, max_calls_per_batch=10), {})
 
 
 def write_of_unknown_repeat() -> Tower:
@@ -299,6 +307,8 @@ def write_of_a_whole_tree() -> Tower:
         case(queueing_all, ("warning", "no_call_cap", "tower")),
         case(run_above_process, ("note", "limit_without_effect", "tower")),
         case(result_above_batch, ("note", "limit_without_effect", "tower")),
+        case(bound_below_what_is_told, ("note", "batch_bound_exceeded", "tower")),
+        case(bound_of_what_is_told),
         case(
             write_of_unknown_repeat,
             ("warning", "write_without_identity", "tool t0"),
@@ -391,7 +401,7 @@ def test_times_above_a_runs_deadline_are_found() -> None:
 def test_the_gravest_come_first_and_alike_ones_are_read_together() -> None:
     """R-140: errors before warnings before notes; in the text, what differs in the place only is said once."""
     tower = tools(
-        Tower(undeclared="independent", max_result_bytes=1000, max_batch_bytes=100),
+        Tower(undeclared="independent", max_result_bytes=4000, max_batch_bytes=2000),
         {"read_only": None},
         {"read_only": None},
         {"independent": None},

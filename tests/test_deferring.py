@@ -370,8 +370,8 @@ def test_a_rate_that_is_used_up_defers_and_the_worker_waits_for_it(tmp_path: Pat
 
 
 def test_the_queue_is_bounded(tmp_path: Path) -> None:
-    """G6: as many calls wait in the durable queue as may wait; the next one is refused, and says so. What comes behind
-    one that is there goes there all the same.
+    """G6: as many calls wait in the durable queue as may wait; the next one is refused, and says so, also where it
+    would have to go there since it comes behind one that is there.
     """
 
     async def main() -> None:
@@ -386,9 +386,44 @@ def test_the_queue_is_bounded(tmp_path: Path) -> None:
             ("pending", "deferred"),
             ("pending", "deferred"),
             ("rejected", "queue_full"),
-            ("pending", "held_behind"),
+            ("rejected", "queue_full"),
         ]
-        assert done[2].retryable == "yes" and "durable queue is full" in done[2].message
+        for index in (2, 3):
+            assert done[index].retryable == "yes" and "durable queue is full" in done[index].message
+        assert done[3].applied == "no"
+        await desk.tower.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize("way", ["defer", "submit"])
+@pytest.mark.parametrize("whose", ["tower", "tool"])
+def test_g6_a_chain_takes_no_more_places_than_there_are(tmp_path: Path, way: str, whose: str) -> None:
+    """G6, S3: of a chain of calls behind a deferred one the first ones go into the queue, as many as may, in emitted
+    order. The others are refused at once, none of them runs out of order, and what needs one of them is skipped.
+    """
+    calls = [Call("pack", {"box": "a"}, f"{number}") for number in range(6)]
+    calls += [Call("look", {"box": "b"}, "6", ["5"]), Call("look", {"box": "c"}, "7", ["2"])]
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db", **({"max_queued": 3} if whose == "tower" else {}))
+        if whose == "tool":
+            desk.tower.policy("pack", max_queued=3)
+        if way == "submit":
+            async with desk.tower.run() as run:
+                done = await run.submit(calls)
+        else:
+            done = await desk.busy(*calls)
+        first = ("pending", "deferred")
+        behind = ("pending", "held_behind")
+        full = ("rejected", "queue_full")
+        after = [("skipped", "dependency_failed"), full if whose == "tower" else behind]
+        assert told(done) == [first, behind, behind, full, full, full, *after]
+        assert desk.did == []
+        assert len(desk.states()) == (3 if whose == "tower" else 4)
+        report = await desk.work()
+        assert report.left == 0
+        assert desk.did == ["pack a", "pack a", "pack a", *(["look c"] if whose == "tool" else [])]
         await desk.tower.aclose()
 
     play(main)
@@ -1533,9 +1568,9 @@ class Queue(RuleBasedStateMachine):
             deferred(name, priority=priority, position=position, needs=needed),
             b"x",
             behind=behind,
-            most=[(None, 12)] if not behind else [],
+            most=[(None, 12)],
         )
-        if not behind and sum(row["state"] == "queued" for row in self.rows.values()) >= 12:
+        if sum(row["state"] == "queued" for row in self.rows.values()) >= 12:
             with pytest.raises(QueueFull):
                 made.result()
             return next(iter(self.rows))

@@ -965,6 +965,56 @@ def test_an_outcome_that_cannot_be_written_loses_no_result(tmp_path: Path) -> No
     holder.close()
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_s14_closing_a_tower_just_after_the_disk_was_full(
+    tmp_path: Path, room: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14, G10: a call has run and its outcome could not be written. Where there is room when the tower is closed it is
+    written; where there is none, that is told, and the call is unknown: handed in again it does not run twice.
+    """
+    path = tmp_path / "j.db"
+
+    def tower() -> Tower:
+        made = Tower(journal=str(path))
+
+        @made.tool(independent=True, read_only=False)
+        async def pay() -> str:
+            ran.append(1)
+            journal = made._journal
+            if len(ran) == 1 and journal is not None:
+                pages = session(journal).execute("PRAGMA page_count").fetchone()[0]
+                session(journal).execute(f"PRAGMA max_page_count = {pages}")
+            return "x" * 30_000
+
+        return made
+
+    def session(journal: Journal) -> sqlite3.Connection:
+        found = journal._writer._session
+        assert found is not None
+        return found.db
+
+    ran: list[int] = []
+
+    async def main() -> None:
+        first = tower()
+        done = (await first.execute([Call("pay", {})], run_id="run", batch_id="b"))[0]
+        assert done.ok and "could not write this down" in done.message
+        assert first._journal is not None
+        if room:
+            session(first._journal).execute("PRAGMA max_page_count = 1000000000")
+        report = await first.aclose(grace=0.5)
+        assert (report.unwritten, report.clean) == ((0, True) if room else (1, False))
+        assert ("not written by the journal: 1 outcomes" in str(report)) is not room
+        assert report.to_dict()["unwritten"] == report.unwritten
+        async with tower() as second:
+            again = (await second.execute([Call("pay", {})], run_id="run", batch_id="b"))[0]
+        assert (again.code, again.applied) == ((None, "yes") if room else ("effect_unknown", "unknown"))
+
+    asyncio.run(main())
+    assert ran == [1]
+    assert bool(caplog.records) is not room
+
+
 def test_a_locked_file_starts_nothing_with_an_effect(tmp_path: Path) -> None:
     """S14: a file that another program keeps locked: reads run, writes are refused, and run when it is free again."""
     path = tmp_path / "j.db"

@@ -82,6 +82,9 @@ def test_unknown_and_resolve(made: Path, capsys: pytest.CaptureFixture[str]) -> 
         == "towerman: resolve: call 1 (pay) has its outcome; only unknown ones can be settled; nothing was changed\n"
     )
     assert say(capsys, "resolve", 2, "--journal", made)[2].startswith("towerman: resolve: say --applied or --not-")
+    for both in (("--applied", "--not-applied"), ("--not-applied", "--applied")):  # the last one is not meant more
+        code, _, err = say(capsys, "resolve", 2, *both, "--journal", made)
+        assert (code, err) == (2, "towerman: resolve: say --applied or --not-applied, not both\n")
     assert say(capsys, "resolve", 99, "--applied", "--journal", made)[0] == 2
     code, found = told(capsys, "resolve", 2, 3, "--applied", "--by", "ada", "--note", "seen", "--journal", made)
     assert (code, [one["state"] for one in found["calls"]]) == (0, ["settled", "settled"])
@@ -152,3 +155,18 @@ def test_trouble_now_is_exit_code_1(made: Path, capsys: pytest.CaptureFixture[st
         code, out, err = say(capsys, *command, "--journal", made)
         assert (code, out) == (1, "") and "another program holds its lock" in err
     holder.close()
+
+
+@pytest.mark.parametrize(("group", "commands"), [("journal", ["show", "resolve"]), ("approvals", ["approve", "deny"])])
+def test_a_group_of_commands_alone_shows_what_it_has(
+    group: str, commands: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its help, in lines, on stdout, and the exit code of wrong words: as `towerman` alone does."""
+    assert main([group]) == 2
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith(f"Usage: towerman {group} [OPTIONS] COMMAND [ARGS]...\n")
+    lines = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert set(commands) <= set(lines)
+    assert main([group, "--help"]) == 0
+    assert capsys.readouterr().out.strip() == out.strip()

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from towerman import Journal, JournalUnavailable, PolicyError
-from towerman.journal import file, owners
+from towerman.journal import calls, file, owners
 from towerman.journal.owners import Identity, alive, myself, start_of
-from towerman.journal.writer import Writer
+from towerman.journal.writer import Asked, Writer
 from towerman.records import (
     Answer,
     Approval,
@@ -888,6 +888,131 @@ def test_a_full_disk_is_told_and_nothing_is_half(tmp_path: Path) -> None:
         told, found = journal.begin(intent(b"first")).result()
         assert told == "replay" and found is not None and found.answer == big
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+def test_approvals_of_one_instant_are_listed_as_they_were_asked_for(tmp_path: Path) -> None:
+    """S4: the oldest first, in one order each time, whatever the names are."""
+    wall = Wall()
+    with Journal(tmp_path / "j.db", _wall=wall) as journal:
+        names = [f"apr_{number * 7919 % 97:02}" for number in range(40)]
+        for number, name in enumerate(names):
+            if number == 20:
+                wall.now += 1
+            journal.ask_approval(Approval(name, "run", "pay", b"d", wall.now + 100), b"{}").result()
+        for _ in range(2):
+            assert [one.approval_id for one in journal.approvals().result()] == names
+        assert [one.approval_id for one in journal.approvals(limit=3).result()] == names[:3]
+
+
+def full(journal: Journal) -> sqlite3.Connection:
+    """From now on there is room for a little more in this journal, and not for much."""
+    session = journal._writer._session
+    assert session is not None
+    pages = session.db.execute("PRAGMA page_count").fetchone()[0]
+    session.db.execute(f"PRAGMA max_page_count = {pages + 8}")
+    return session.db
+
+
+BIG = Answer("ok", None, "yes", content="x" * 200_000)
+
+
+@pytest.mark.parametrize("in_the_way", [False, True])
+def test_s14_closing_writes_what_can_be_written_by_then(
+    tmp_path: Path, in_the_way: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S14: an outcome that a full disk kept from being written, and for which there is room when the journal is closed,
+    is there afterwards: also where other writing went on past it a moment before.
+    """
+    path = tmp_path / "j.db"
+    journal = Journal(path)
+    one, two = intent(b"one"), intent(b"two")
+    journal.begin(one).result()
+    db = full(journal)
+    assert journal.finish(one.token, BIG).exception() is not None
+    if in_the_way:
+        journal.begin(two).result()
+        assert journal._writer._in_the_way
+    db.execute("PRAGMA max_page_count = 1000000000")
+    assert journal.close()
+    assert journal.statistics()["given_up"] == journal.statistics()["later"] == 0
+    assert not caplog.records
+    with Journal(path) as again:
+        told, found = again.begin(intent(b"one")).result()
+        assert told == "replay" and found is not None and found.answer == BIG
+
+
+def test_s14_closing_waits_a_while_for_room(tmp_path: Path) -> None:
+    """S14: room that comes while the journal is being closed is used."""
+    path = tmp_path / "j.db"
+    journal = Journal(path)
+    one = intent(b"one")
+    journal.begin(one).result()
+    db = full(journal)
+    assert journal.finish(one.token, BIG).exception() is not None
+    tries = 0
+    transact = journal._writer._transact
+
+    def later(todo: Any) -> bool:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            db.execute("PRAGMA max_page_count = 1000000000")
+        return transact(todo)
+
+    journal._writer._transact = later  # type: ignore[method-assign]
+    assert journal.close(60.0)
+    assert tries >= 3
+    with Journal(path) as again:
+        assert again.begin(intent(b"one")).result()[0] == "replay"
+
+
+def test_s14_what_stays_unwritten_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S14, G12: what cannot be written when the journal is closed keeps nothing from being written that can be,
+    ends in bounded time, is told as an error without any value, and its calls are listed as unknown.
+    """
+    path = tmp_path / "j.db"
+    journal = Journal(path)
+    names = [b"small", b"big", b"little", b"gone"]
+    begun = {name: intent(name) for name in names}
+    for one in begun.values():
+        journal.begin(one).result()
+    db = full(journal)
+    with_room = Answer("ok", None, "yes", content="there is room for this")
+    writer = journal._writer
+    assert journal.finish(begun[b"big"].token, BIG).exception() is not None
+    writer._later.extend(
+        [
+            Asked(lambda one: calls.finish(one, begun[b"small"].token, with_room), Future(), True, "outcome"),
+            Asked(lambda one: calls.finish(one, begun[b"little"].token, with_room), Future(), True, "outcome"),
+            Asked(lambda one: calls.withdraw(one, (begun[b"gone"].token,)), Future(), True, "withdrawal"),
+        ]
+    )
+    del db
+    began = time.monotonic()
+    assert not journal.close(1.0)
+    assert time.monotonic() - began < 10
+    assert journal.statistics()["given_up"] == 1
+    [record] = caplog.records
+    assert record.levelname == "ERROR"
+    assert "full: it is closed, and this could not be written: outcome: 1." in record.getMessage()
+    assert "xxx" not in record.getMessage()
+    with Journal(path) as again:
+        assert len(again.unknown().result()) == 1
+        assert again.begin(intent(b"small")).result()[0] == "replay"
+        assert again.begin(intent(b"little")).result()[0] == "replay"
+        assert again.begin(intent(b"big")).result()[0] == "unknown"
+        assert again.begin(intent(b"gone")).result()[0] == "run"
+
+
+def test_s14_a_journal_that_does_not_end_in_time_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """G12: closing waits as long as it was told, and does not pass over that it was too short."""
+    journal = Journal(tmp_path / "j.db")
+    hold = threading.Event()
+    journal._writer.ask(lambda _: hold.wait(30))
+    assert not journal.close(0.05)
+    assert "did not end within 0.05 s" in caplog.text
+    hold.set()
+    assert journal.close()
 
 
 def test_a_commit_that_fails_leaves_no_intent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Coroutine, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -506,7 +507,44 @@ def test_g1_a_limit_that_is_heard_may_end_the_batch(
     assert {result.outcome for result in done} == {"cancelled"}
 
 
-@pytest.mark.parametrize("given_length", ["soon", -1, float("nan"), object(), None, 10**400, b"3"])
+@pytest.mark.parametrize(
+    ("named", "attempts", "left"),
+    [
+        ("Thu, 01 Jan 1970 00:00:13 GMT", 2, None),
+        (datetime(1970, 1, 1, 0, 0, 13, tzinfo=UTC), 2, None),
+        ("Thu, 01 Jan 1970 00:00:05 GMT", 2, None),
+        ("Thu, 01 Jan 1970 00:05:10 GMT", 1, 300.0),
+        (float("inf"), 1, 31_536_000.0),
+    ],
+)
+def test_s9_a_service_that_names_an_instant_is_heard(
+    stage: Stage, named: Any, attempts: int, left: float | None
+) -> None:
+    """S9, R-122: a Retry-After that is a date is waited for by the wall clock (on virtual time its own, from 1970); one
+    that is over costs only the pause; one that is too far off is told.
+    """
+    tower = tower_of(stage)
+    stage.clock.value = 10.0
+    began: list[float] = []
+
+    @tower.tool(reads="k", retry=Retry(2, initial_delay=0.0, max_delay=60.0))
+    async def ask() -> str:
+        began.append(stage.clock.value)
+        if len(began) == 1:
+            raise RateLimited(named)
+        return "heard"
+
+    (result,) = run_batch(stage, tower, [Call("ask", {})])
+    assert result.attempts == attempts
+    assert result.retry_after == left
+    if attempts == 2:
+        assert result.ok
+        assert began[1] == (10.0 if "05 GMT" in str(named) else 13.0)
+    else:
+        assert "It was not tried again" in result.message
+
+
+@pytest.mark.parametrize("given_length", ["soon", -1, float("nan"), object(), None, b"\xff"])
 def test_r51_rubbish_for_retry_after_is_not_known(stage: Stage, given_length: Any) -> None:
     """R-51: a retry_after that is no length of time costs nothing: it is as if the service had not said."""
     tower = tower_of(stage)

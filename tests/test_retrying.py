@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -14,9 +16,21 @@ from hypothesis import strategies as st
 
 from towerman import RateLimited, Retry, ToolError
 from towerman.policy import TRANSIENT
-from towerman.retrying import applied_in_all, asked_for, backoff, decide, leaves, length_of, may_pass, rate_limited
+from towerman.retrying import (
+    MOST_ASKED,
+    applied_in_all,
+    asked_for,
+    backoff,
+    decide,
+    leaves,
+    length_of,
+    may_pass,
+    rate_limited,
+)
 
 NEVER = math.inf
+
+NOON = datetime(2026, 10, 21, 12, tzinfo=UTC).timestamp()
 
 
 def half() -> float:
@@ -126,38 +140,93 @@ def test_deep_groups_are_opened_without_recursion() -> None:
         (" 1.5 ", 1.5),
         (timedelta(minutes=1), 60.0),
         (timedelta(seconds=-1), None),
+        (Decimal("2.5"), 2.5),
+        (Fraction(1, 2), 0.5),
+        (b"3", 3.0),
         (None, None),
         (True, None),
         (-1, None),
+        (-0.001, None),
+        (-(10**400), None),
         (float("nan"), None),
-        (float("inf"), None),
-        (10**400, None),
+        (Decimal("NaN"), None),
+        (float("inf"), MOST_ASKED),
+        (float("-inf"), None),
+        (10**400, MOST_ASKED),
+        (MOST_ASKED + 1, MOST_ASKED),
+        (timedelta.max, MOST_ASKED),
+        ("9" * 50, MOST_ASKED),
+        ("9" * 999, MOST_ASKED),
+        ("0" * 40 + "7", 7.0),
+        ("9" * 10_000, None),
         ("-3", None),
+        ("+3", None),
         ("1e3", None),
+        ("1.2.3", None),
         ("nan", None),
+        ("inf", None),
         (".", None),
         ("", None),
         ("\u0663", None),
-        ("9" * 50, None),
-        ("Wed, 21 Oct 2026 07:28:00 GMT", None),
-        (datetime.now(UTC), None),
-        (b"3", None),
+        (b"\xff", None),
         ([3], None),
         (object(), None),
     ],
 )
 def test_r51_what_a_service_asks_for(given_length: Any, seconds: float | None) -> None:
-    """R-51: numbers, their text and lengths of time are understood, whatever else counts as not known."""
-    assert length_of(given_length) == seconds
-    assert asked_for(RateLimited(given_length)) == seconds
+    """R-51: numbers, their text and lengths of time are understood and bounded, whatever else counts as not known."""
+    assert length_of(given_length, NOON) == seconds
+    assert asked_for(RateLimited(given_length), NOON) == seconds
+
+
+@pytest.mark.parametrize(
+    ("named", "seconds"),
+    [
+        ("Wed, 21 Oct 2026 12:00:30 GMT", 30.0),
+        ("Wednesday, 21-Oct-26 12:00:30 GMT", 30.0),  # the form of RFC 850
+        ("Wed Oct 21 12:00:30 2026", 30.0),  # the form of asctime
+        (" wed, 21 oct 2026 12:00:30 gmt ", 30.0),
+        (b"Wed, 21 Oct 2026 12:00:30 GMT", 30.0),
+        ("Wed, 21 Oct 2026 14:00:30 +0200", 30.0),
+        ("Wed, 21 Oct 2026 11:59:59 GMT", 0.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", MOST_ASKED),
+        ("Wed, 99 Oct 2026 12:00:30 GMT", "anything"),
+        ("Wed, 21 Foo 2026 12:00:30 GMT", None),
+        ("Wed, 21 Oct 2026 12:00", "anything"),
+        ("Wed", None),
+        ("2026-10-21T12:00:30Z", None),  # no form of a header
+        (datetime(2026, 10, 21, 12, 1, tzinfo=UTC), 60.0),
+        (datetime(2026, 10, 21, 14, 1, tzinfo=timezone(timedelta(hours=2))), 60.0),
+        (datetime(2026, 10, 21, 11, tzinfo=UTC), 0.0),
+        (datetime.max.replace(tzinfo=UTC), MOST_ASKED),
+        (datetime(2026, 10, 21, 12, 1, tzinfo=UTC).replace(tzinfo=None), None),
+        (NOON, NOON if NOON < MOST_ASKED else MOST_ASKED),  # a number is a length, whatever its size
+    ],
+)
+def test_s9_an_instant_that_a_service_names(named: Any, seconds: float | str | None) -> None:
+    """S9, R-51: a Retry-After header has two forms; an instant is counted from the wall clock that is handed in."""
+    found = length_of(named, NOON)
+    if seconds == "anything":
+        assert found is None or 0 <= found <= MOST_ASKED
+    else:
+        assert found == seconds
+
+
+@given(st.one_of(st.text(), st.binary(), st.floats(), st.integers(), st.timedeltas(), st.datetimes(), st.decimals()))
+def test_r51_no_answer_of_a_service_breaks_anything(given_length: Any) -> None:
+    """R-51: whatever it is, it is a bounded length or not known."""
+    for whatever in (given_length, f"Wed, {given_length} GMT"):
+        found = length_of(whatever, NOON)
+        assert found is None or 0.0 <= found <= MOST_ASKED
 
 
 def test_the_longest_of_several_is_waited_for() -> None:
     """Retry-After of any exception that has one; one that does not let itself be read is left out."""
     error = ConnectionError()
     error.retry_after = 7  # type: ignore[attr-defined]
-    assert asked_for(group(error, RateLimited(3), RateLimited("x"), Hostile())) == 7.0
-    assert asked_for(Hostile()) is None
+    assert asked_for(group(error, RateLimited(3), RateLimited("x"), Hostile()), NOON) == 7.0
+    assert asked_for(Hostile(), NOON) is None
 
 
 def test_rate_limited_is_said_where_nothing_else_was_raised() -> None:

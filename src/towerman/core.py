@@ -130,7 +130,8 @@ class Core:
         journal_key: of its digests; None until it was opened.
         filed: what came of the journal, by what it was.
         flights: calls of this tower that are at work and have an identity, by where that is stored.
-        joined: calls that calls at work have made and that wait for such a call: (who waits, for whom).
+        joined: calls that calls at work have made and that wait for the same call elsewhere: who waits, and a function
+            that gives whom they wait for, if it is at work.
         purse: what may be spent, and is.
         budgeted: there is, or was, a budget that calls count in.
         sparing: there is, or some tool bounds its repeats: batches are looked over for that before they are offered.
@@ -194,7 +195,7 @@ class Core:
         self.journal_key: bytes | None = None
         self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
         self.flights: dict[bytes, Job] = {}
-        self.joined: dict[Join, tuple[tuple[Job, ...], bytes]] = {}
+        self.joined: dict[Join, tuple[tuple[Job, ...], Callable[[], Job | None]]] = {}
         self.purse = Purse(micros(calendar(clock)))
         self.budgeted = False
         self.sparing = False

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 if TYPE_CHECKING:
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
 Code = Literal[
     "invalid_arguments",
@@ -98,10 +98,12 @@ class RateLimited(Exception):
     `applied` "no". Where a part was done before the service refused, raise a ToolError that says so.
 
     Args:
-        retry_after: seconds after which the service takes calls again: a number, its text as a `Retry-After` header has
-            it, or a timedelta. None, a date and whatever else is no length of time from 0 on: it is not known.
+        retry_after: when the service takes calls again. Seconds, as a number, its text or a timedelta; or an instant,
+            as a datetime with a time zone or a text in one of the forms of an HTTP-date: a `Retry-After` header may be
+            handed on as it is. An instant that is over is 0 seconds away, more than a year counts as one. None, less
+            than 0, NaN, a datetime without a time zone, and whatever else says no time: it is not known.
     """
 
-    def __init__(self, retry_after: float | str | timedelta | None = None) -> None:
+    def __init__(self, retry_after: float | str | timedelta | datetime | None = None) -> None:
         super().__init__()  # what a service sent is in no text of it
         self.retry_after = retry_after

@@ -70,16 +70,18 @@ class CloseReport:
         orphans: work that could not be ended in time.
         cancelled: calls that were at work or waited, and were answered `cancelled`.
         undelivered: events that observers had not seen in the end.
+        unwritten: outcomes that the tower's own journal could not write in time; their calls are unknown there.
     """
 
     orphans: tuple[Leftover, ...] = ()
     cancelled: int = 0
     undelivered: int = 0
+    unwritten: int = 0
 
     @property
     def clean(self) -> bool:
-        """Nothing goes on, and observers have seen everything."""
-        return not (self.orphans or self.undelivered)
+        """Nothing goes on, observers have seen everything, and the journal has written everything."""
+        return not (self.orphans or self.undelivered or self.unwritten)
 
     def to_dict(self) -> dict[str, object]:
         """The same for JSON."""
@@ -94,7 +96,12 @@ class CloseReport:
             }
             for one in self.orphans
         ]
-        return {"orphans": orphans, "cancelled": self.cancelled, "undelivered": self.undelivered}
+        return {
+            "orphans": orphans,
+            "cancelled": self.cancelled,
+            "undelivered": self.undelivered,
+            "unwritten": self.unwritten,
+        }
 
     def __str__(self) -> str:
         lines = [f"cancelled: {self.cancelled} calls"] if self.cancelled else []
@@ -104,4 +111,6 @@ class CloseReport:
         ]
         if self.undelivered:
             lines.append(f"not seen by observers: {self.undelivered} events")
+        if self.unwritten:
+            lines.append(f"not written by the journal: {self.unwritten} outcomes")
         return "\n".join(lines) or "nothing was left"

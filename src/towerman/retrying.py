@@ -21,16 +21,26 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
-from datetime import timedelta
-from typing import Final, Literal
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 
 from towerman.calls import Applied
 from towerman.errors import RateLimited, ToolError
-from towerman.policy import MOST_SECONDS, Retry
+from towerman.policy import Retry
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+    from fractions import Fraction
 
 Why = Literal["cause", "attempts", "retry_after", "deadline"]
 """Why there is no further attempt: it would not help, there were enough, the service asks for a pause that is too long,
 the run is over before."""
+
+MOST_ASKED: Final = 31_536_000.0
+"""Seconds (a year): whoever asks for more is taken to ask for this."""
+
+MOST_TEXT: Final = 1_000
+"""Characters of a text that is read as a length of time."""
 
 _UNREACHABLE: Final = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH})
 """Errors of the system that say what ConnectionError says, and have no class of their own."""
@@ -42,7 +52,13 @@ _DOUBLINGS: Final = 1000
 
 
 def decide(
-    retry: Retry, attempt: int, error: BaseException | None, now: float, limit: float, chance: Callable[[], float]
+    retry: Retry,
+    attempt: int,
+    error: BaseException | None,
+    now: float,
+    limit: float,
+    chance: Callable[[], float],
+    wall: float = 0.0,
 ) -> float | Why:
     """When to try a call again whose attempt has failed, or why not.
 
@@ -53,6 +69,7 @@ def decide(
         now: the present instant in seconds.
         limit: the instant of the run's deadline.
         chance: gives a random number from 0 up to 1.
+        wall: the present Unix time in seconds, for a service that names an instant.
 
     Returns:
         The instant of the next attempt; or the reason why there is none.
@@ -61,7 +78,7 @@ def decide(
         return "cause"
     if attempt >= retry.max_attempts:
         return "attempts"
-    asked = asked_for(error) if error is not None else None
+    asked = asked_for(error, wall) if error is not None else None
     pause = backoff(retry, attempt, asked, chance())
     if pause is None:
         return "retry_after"
@@ -133,32 +150,77 @@ def rate_limited(error: BaseException) -> bool:
     return all(isinstance(leaf, RateLimited) for leaf in leaves(error))
 
 
-def asked_for(error: BaseException) -> float | None:
-    """Seconds to wait, as the service says (the attribute `retry_after` of what was raised), the longest of several."""
+def asked_for(error: BaseException, wall: float) -> float | None:
+    """Seconds to wait, as the service says (the attribute `retry_after` of what was raised), the longest of several.
+
+    Args:
+        error: what was raised.
+        wall: the present Unix time in seconds, for what names an instant.
+    """
     if not isinstance(error, BaseExceptionGroup):
-        return length_of(_read(error, "retry_after"))
+        return length_of(_read(error, "retry_after"), wall)
     found = None
     for leaf in leaves(error):
-        length = length_of(_read(leaf, "retry_after"))
+        length = length_of(_read(leaf, "retry_after"), wall)
         if length is not None and (found is None or length > found):
             found = length
     return found
 
 
-def length_of(given: object) -> float | None:
-    """A length of time in seconds, of a number, its text or a timedelta; None for whatever else."""
-    if given is None:
+def length_of(given: object, wall: float) -> float | None:
+    """A length of time in seconds, at most `MOST_ASKED`; None for whatever says none.
+
+    Both forms of a Retry-After header (RFC 9110, section 10.2.3): seconds, with decimals too, and an HTTP-date in each
+    of its three notations (section 5.6.7); and what programs make of these: numbers, a timedelta, a datetime with a
+    time zone. An instant that is over is 0 seconds away. Negative, no number, no time zone: it says nothing.
+
+    Args:
+        given: whatever was given.
+        wall: the present Unix time in seconds.
+    """
+    try:
+        found = _seconds_of(given, wall)
+    except Exception:  # of a date that is none, or of an object that does not let itself be read
         return None
+    if found is None or not found >= 0:  # a number that is none is not
+        return None
+    return min(found, MOST_ASKED)
+
+
+def _seconds_of(given: object, wall: float) -> float | None:
+    if isinstance(given, bytes | bytearray):
+        given = given[:MOST_TEXT].decode("ascii")
+    if isinstance(given, str):
+        return _seconds_in(given.strip(), wall)
     if isinstance(given, timedelta):
-        given = given.total_seconds()
-    elif isinstance(given, str):
-        text = given[:32].strip()
-        if not text.isascii() or not text.replace(".", "", 1).isdigit():  # no sign, no exponent, no words for numbers
-            return None
-        given = float(text)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < MOST_SECONDS:
+        return given.total_seconds()
+    if isinstance(given, datetime):
+        return None if given.utcoffset() is None else max(0.0, given.timestamp() - wall)
+    if isinstance(given, bool) or not (isinstance(given, int | float) or _is_exact(given)):
         return None
+    if given > MOST_ASKED:  # it may be more than a float can hold
+        return MOST_ASKED
     return float(given)
+
+
+def _is_exact(given: object) -> TypeGuard[Decimal | Fraction]:
+    from decimal import Decimal  # not needed by most programs
+    from fractions import Fraction
+
+    return isinstance(given, Decimal | Fraction)
+
+
+def _seconds_in(text: str, wall: float) -> float | None:
+    if len(text) > MOST_TEXT or not text.isascii():
+        return None
+    if text.replace(".", "", 1).isdigit():  # no sign, no exponent, no words for numbers
+        return float(text)
+    if not text[:1].isalpha():  # a date of a header begins with the day of the week
+        return None
+    from email.utils import mktime_tz, parsedate_tz
+
+    named = parsedate_tz(text)
+    return None if named is None else max(0.0, float(mktime_tz(named)) - wall)
 
 
 def applied_in_all(before: Applied, last: Applied) -> Applied:

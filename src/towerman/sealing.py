@@ -540,6 +540,28 @@ def abandoned() -> Answer:
     return Answer("cancelled", "cancelled", "unknown", "unknown", message=message, content=content)
 
 
+def forsaken(index: int, call: Call, tool: Tool) -> Result:
+    """What whoever goes on with a batch is told of a call that ran when an event loop was closed over it."""
+    applied: Applied = "no" if tool.effect_free else "unknown"
+    retryable: Retryable = "yes" if tool.policy.repeatable else "unknown"
+    effect = "It has no side effect." if tool.effect_free else "Whether it took effect is not known."
+    message = f"The program's event loop was closed while the call ran. {effect}"
+    content = failure("cancelled", message, "cancelled", True, applied, retryable)
+    return make_result(
+        index,
+        call.id,
+        tool.name,
+        "cancelled",
+        "cancelled",
+        message,
+        content,
+        started=True,
+        applied=applied,
+        retryable=retryable,
+        original_bytes=len(content.encode()),
+    )
+
+
 def unwritten(result: Result) -> Result:
     """The same result, which says that the journal could not take it down in time."""
     message = f"{result.message} The journal could not write this down in time."

@@ -425,11 +425,13 @@ class Join:
         due: when it waits no more.
         ready: the plan would let it start.
         stop: ends the waiting for that.
+        record: of the batch that both belong to, where it is gone on with twice; None: the journal knows of the other.
     """
 
-    __slots__ = ("due", "index", "ready", "since", "stop", "work")
+    __slots__ = ("due", "index", "ready", "record", "since", "stop", "work")
 
-    def __init__(self, work: Work, index: int, since: float, due: float) -> None:
+    def __init__(self, work: Work, index: int, since: float, due: float, record: Approval | None = None) -> None:
+        self.record = record
         self.work = work
         self.index = index
         self.since = since
@@ -556,6 +558,16 @@ class Again:
         del self.job, self.failed
 
 
+def callers(work: Work) -> list[Job]:
+    """The calls that wait for a batch: the one that made it, the one that made that one's batch, and so on."""
+    found = []
+    job = work.parent
+    while job is not None:
+        found.append(job)
+        job = job.work.parent
+    return found
+
+
 CALLER: Final[contextvars.ContextVar[Job | None]] = contextvars.ContextVar("towerman_caller", default=None)
 """The call whose handler this code runs in, on whichever task or thread."""
 
@@ -680,7 +692,7 @@ class Work:
         reasons: by index, why a call was cancelled by itself.
         ended: by index, when an orphan's work ended.
         filed: by index, what the journal knows calls by; None where there is no journal.
-        joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
+        joins: by index, calls that wait for the same call elsewhere; None where no call can or does.
         deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
         others: the calls beside which each is looked through for placeholders; None: they are not.
         warned: calls with placeholders that run all the same.

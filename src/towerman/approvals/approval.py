@@ -8,7 +8,8 @@ it is over before it was used.
 A call that came back pending may be taken up again: by a host that was told of a decision, twice perhaps, or by two of
 its threads at once. So each such call has a record, also one that needs no approval and only stood behind one that
 does. Whoever starts it claims the record, once; what then came of the call is kept for a while, so that whoever comes
-later gets the same answer and nothing runs twice.
+later gets the same answer and nothing runs twice. Whoever comes while it is at work follows the record: it is told when
+there is an answer, or when the call turned out not to start.
 
 House rules. Whoever calls holds the tower's lock. No clock: instants come in.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Final, Literal
 
@@ -67,6 +68,7 @@ class Approval:
         hidden: an identical call of its batch is asked for in its place.
         kept: it is in the book.
         result: what the call came to, where that is kept.
+        followers: called, and forgotten, when whoever has claimed it has a result or lets go of it.
     """
 
     __slots__ = (
@@ -75,6 +77,7 @@ class Approval:
         "digest",
         "edited",
         "expires",
+        "followers",
         "hidden",
         "holder",
         "kept",
@@ -99,6 +102,7 @@ class Approval:
         self.kept = False
         self.holder: object = None
         self.result: Result | None = None
+        self.followers: list[Callable[[], None]] = []
 
     @property
     def asked(self) -> bool:
@@ -164,10 +168,25 @@ class Approval:
             self.holder = holder
         return self.holder is holder
 
+    def held_beside(self, holder: object) -> bool:
+        """Is somebody else at work with its call?"""
+        return self.holder is not None and self.holder is not holder and self.holder is not _DONE
+
+    def release(self) -> None:
+        """It was claimed for nothing: its call did not start, and whoever comes next may claim it."""
+        self.holder = None
+        self._tell_followers()
+
     def settle(self, result: Result) -> None:
         """Its call has a result that stays."""
         self.holder = _DONE
         self.result = result
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        followers, self.followers = self.followers, []
+        for wake in followers:
+            wake()
 
     @property
     def settled(self) -> bool:

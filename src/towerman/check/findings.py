@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from towerman.check.parts import SEVERITIES, Finding, listed
-from towerman.policy import UNITS, Pool, TowerPolicy, shown
+from towerman.policy import MIN_RESULT_BYTES, UNITS, Pool, TowerPolicy, shown
 from towerman.tools import Tool
 
 _SIMILAR: Final = 0.85
@@ -117,6 +117,17 @@ def _tower(declared: Declared) -> Iterator[Finding]:
             f"max_result_bytes={tower.max_result_bytes} is above max_batch_bytes={tower.max_batch_bytes}, which cuts "
             "first.",
             "max_result_bytes below max_batch_bytes",
+        )
+    calls = max(1, tower.max_batch_bytes // MIN_RESULT_BYTES)
+    told = tower.max_calls_per_batch * MIN_RESULT_BYTES
+    if told > tower.max_batch_bytes:
+        yield Finding(
+            "note",
+            "batch_bound_exceeded",
+            "tower",
+            f"Each result keeps {MIN_RESULT_BYTES} bytes at least, so a batch of {tower.max_calls_per_batch} calls may "
+            f"take {told:,}, which is more than max_batch_bytes={tower.max_batch_bytes:,}.",
+            f"max_batch_bytes={told} or more, or max_calls_per_batch={calls} or less",
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from towerman.cli.journal import asked, find_journal, moment
+from towerman.cli.journal import asked, find_journal, help_alone, moment
 from towerman.cli.words import NOT_OK, OK, Wrong
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ class ApprovalStates(StrEnum):
 approvals_app = typer.Typer(
     name="approvals",
     help="The calls that wait for a person's approval; approve and deny them.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+approvals_app.callback()(help_alone)
 
 
 @approvals_app.command("list", epilog=_EXIT_CODES)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
-from towerman.cli.words import NOT_OK, OK, Wrong, complain
+from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -51,10 +51,20 @@ class States(StrEnum):
 journal_app = typer.Typer(
     name="journal",
     help="What happened to which call; settle unknown effects.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def help_alone(context: typer.Context) -> None:
+    """Without a command of its own, a group of commands shows what it has, as `towerman` alone does."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(WRONG)
+
+
+journal_app.callback()(help_alone)
 
 
 def find_journal(given: Path | None, config: Path | None, environ: Mapping[str, str] | None = None) -> Path:
@@ -188,10 +198,8 @@ def unknown(
 @journal_app.command(epilog=_EXIT_CODES.format("the journal cannot be written now"))
 def resolve(
     numbers: Annotated[list[int], typer.Argument(metavar="NUMBER...", help="Numbers of calls, as they are listed.")],
-    applied: Annotated[
-        bool | None,
-        typer.Option("--applied/--not-applied", help="They took effect, or they did not.", show_default=False),
-    ] = None,
+    applied: Annotated[bool, typer.Option("--applied", help="They took effect.")] = False,
+    not_applied: Annotated[bool, typer.Option("--not-applied", help="They did not.")] = False,
     by: Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who says so.")] = None,
     note: Annotated[str | None, typer.Option("--note", metavar="TEXT", help="Why, for those who read it.")] = None,
     journal: _Path = None,
@@ -205,8 +213,9 @@ def resolve(
     """
     from towerman.records import Unsettled
 
-    if applied is None:
-        raise Wrong("resolve: say --applied or --not-applied")
+    if applied == not_applied:
+        both = ", not both" if applied else ""
+        raise Wrong(f"resolve: say --applied or --not-applied{both}")
     path = find_journal(journal, config)
     try:
         records = asked(path, lambda one: one.settle_all(numbers, applied=applied, by=by, note=note).result())

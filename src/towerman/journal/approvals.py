@@ -190,7 +190,7 @@ def _row(session: Session, approval_id: str) -> Approval | None:
 def listed(
     session: Session, *, state: ApprovalState | None = None, run_id: str | None = None, limit: int = 1000
 ) -> list[Approval]:
-    """Approvals, the oldest first."""
+    """Approvals, the oldest first; of those of one instant, as they were asked for."""
     wanted: list[str] = ["1"]
     given: list[str] = []
     if state is not None:
@@ -201,7 +201,7 @@ def listed(
         wanted.append("run_id = ?")
         given.append(run_id)
     rows = session.db.execute(
-        f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(wanted)} ORDER BY asked_at, id", tuple(given)
+        f"SELECT {_COLUMNS} FROM approvals WHERE {' AND '.join(wanted)} ORDER BY asked_at, rowid", tuple(given)
     )
     found: list[Approval] = []
     for row in rows:

@@ -158,7 +158,7 @@ class Journal:
         Args:
             token: of its start.
         """
-        return self._writer.ask(lambda session: calls.withdraw(session, (token,)), again=True)
+        return self._writer.ask(lambda session: calls.withdraw(session, (token,)), again="withdrawal")
 
     def finish(self, token: bytes, answer: Answer, *, running: bool = False) -> Future[bool]:
         """Write what a begun call came to; tried again until it is done. False: it is another start's by now.
@@ -168,7 +168,7 @@ class Journal:
             answer: what it came to.
             running: its work goes on; how it ends is written later.
         """
-        return self._writer.ask(lambda session: calls.finish(session, token, answer, running=running), again=True)
+        return self._writer.ask(lambda session: calls.finish(session, token, answer, running=running), again="outcome")
 
     def finish_all(self, ended: Sequence[tuple[bytes, Answer]]) -> Future[None]:
         """The same for calls that one run has answered, in one step.
@@ -181,7 +181,7 @@ class Journal:
             for token, answer in ended:
                 calls.finish(session, token, answer)
 
-        return self._writer.ask(step, again=True)
+        return self._writer.ask(step, again="outcome")
 
     def note(self, intent: Intent, answer: Answer) -> Future[bool]:
         """Write down a call without effect that has ended; False where one of its identity is there.
@@ -499,7 +499,7 @@ class Journal:
             state: "cancelled" for one that never began; "unknown" for one whose work was cut off.
             asked: what a person has said to it.
         """
-        return self._writer.ask(lambda session: deferred.finish(session, claim, answer, state, asked), again=True)
+        return self._writer.ask(lambda session: deferred.finish(session, claim, answer, state, asked), again="outcome")
 
     def give_back(
         self, claim: bytes, *, wait: float = 0.0, asked: Approval | None = None, arguments: bytes | None = None
@@ -513,7 +513,9 @@ class Journal:
             arguments: those that the person is shown, or gave.
         """
         kept = arguments if self.keeps_arguments else None
-        return self._writer.ask(lambda session: deferred.give_back(session, claim, wait, asked, kept), again=True)
+        return self._writer.ask(
+            lambda session: deferred.give_back(session, claim, wait, asked, kept), again="return to the queue"
+        )
 
     def cancel_deferred(self, handle: str) -> Future[DeferredState | None]:
         """Take a call back: "cancelled"; or it is with a worker, which is told to stop: "claimed".
@@ -611,11 +613,14 @@ class Journal:
         return version, file.newest()
 
     def statistics(self) -> dict[str, int]:
-        """Counts: steps that wait, kept ones, commits, failures."""
+        """Counts: steps that wait, kept ones, commits, failures, and kept ones that were given up."""
         return self._writer.statistics()
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
-        """Write what was asked for, and end; True where that was done in so many seconds.
+        """Write what was asked for, and end; True where that was done in so many seconds, and all of it is written.
+
+        Outcomes that could not be written before (a full disk) are tried once more, for half of that time. Those that
+        cannot be written are told in the log, as an error; their calls are unknown from then on.
 
         Args:
             timeout: seconds.

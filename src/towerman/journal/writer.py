@@ -4,7 +4,8 @@ Theory. A commit waits for the disk, and while it waits others come. So all that
 transaction together: the disk is waited for once, however many calls start at that moment (group commit). Each step has
 a savepoint, so that one that fails takes nothing of its neighbours with it. Where the whole transaction fails nothing
 of it is there, and everybody who asked is told so. What must get there sooner or later (the outcome of a call that ran,
-the withdrawal of an intent) is kept and tried again.
+the withdrawal of an intent) is kept and tried again; when the journal is closed, once more and for as long as closing
+may take, one by one where not all of it can be written. What stays unwritten then is told in the log.
 
 A file is closed before a fork and opened anew by each side: SQLite's locks do not survive one, and neither child nor
 parent could see that theirs are gone.
@@ -18,10 +19,11 @@ Not here: what the steps are (calls, approvals, deferred, blobs), the file (file
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sqlite3
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Final, TypeVar, cast
@@ -53,23 +55,35 @@ LOOK_SECONDS: Final = 1.0
 CLOSE_SECONDS: Final = 10.0
 """How long the end of a program waits for what is to be written."""
 
+CLOSE_PAUSE: Final = 0.1
+"""Between two tries to write what was kept, while the journal is being closed."""
+
 FORK_SECONDS: Final = 2.0
 """How long a fork waits for the transaction that is under way."""
 
 _BROKEN: Final = frozenset({"corrupt", "not a journal", "gone", "failed", "read-only", "newer"})
 """Troubles after which the file is opened anew."""
 
+_log: Final = logging.getLogger("towerman")
+
 
 class Asked:
-    """One step that somebody has asked for."""
+    """One step that somebody has asked for; `again`: what it is that is tried until it is written, or nothing."""
 
     __slots__ = ("again", "future", "step", "writes")
 
-    def __init__(self, step: Step, future: Future[object], writes: bool, again: bool) -> None:
+    def __init__(self, step: Step, future: Future[object], writes: bool = False, again: str = "") -> None:
         self.step = step
         self.future = future
         self.writes = writes
         self.again = again
+
+
+def _kept(one: Asked) -> Asked:
+    """The same step, with a future of its own: whoever asked has been told that it is not written."""
+    kept = Asked(one.step, Future(), True, one.again)
+    kept.future.set_running_or_notify_cancel()
+    return kept
 
 
 def _done(future: Future[None]) -> None:
@@ -103,7 +117,7 @@ class Writer:
         self._ready = threading.Condition(self._lock)
         self._working = threading.Lock()
         self._queue: deque[Asked] = deque()
-        self._later: deque[Step] = deque()
+        self._later: deque[Asked] = deque()
         self._watched: dict[bytes, list[Future[None]]] = {}
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
@@ -111,6 +125,8 @@ class Writer:
         self._named: bytes | None = None
         self._open = False
         self._closing = False
+        self._close_by = 0.0
+        self._trouble = ""
         self._pid = os.getpid()
         self._useless = False
         self._me_before: int | None = None
@@ -128,13 +144,14 @@ class Writer:
 
     # ---------------------------------------------------------------- asking
 
-    def ask(self, step: Callable[[Session], T], *, writes: bool = True, again: bool = False) -> Future[T]:
+    def ask(self, step: Callable[[Session], T], *, writes: bool = True, again: str = "") -> Future[T]:
         """Have a step done in the next transaction; returns at once.
 
         Args:
             step: takes the session.
             writes: False for one that changes nothing.
-            again: if the transaction fails the step is tried again later, though its future has failed.
+            again: if the transaction fails the step is tried again later, though its future has failed: what it is, as
+                people are told where it cannot be written in the end.
 
         Returns:
             A future with what the step returns; `JournalUnavailable` where it was not done.
@@ -223,10 +240,7 @@ class Writer:
         if not self._later or (self._in_the_way and self._now() - self._later_at < LOOK_SECONDS):
             self._transact(todo)
             return
-        steps, self._later = self._later, deque()
-        kept = [Asked(step, Future(), True, True) for step in steps]
-        for one in kept:
-            one.future.set_running_or_notify_cancel()
+        kept, self._later = [_kept(one) for one in self._later], deque()
         self._transact(kept)
         if self._later and self._locked:  # it was waited for long enough
             self._failed(todo, JournalUnavailable("locked", f"journal {self.path}: another program holds its lock"))
@@ -297,7 +311,8 @@ class Writer:
         """Nothing of a transaction is there."""
         self.failures += 1
         told = trouble(self.path, error) if isinstance(error, sqlite3.Error) else error
-        self._locked = isinstance(told, JournalUnavailable) and told.trouble == "locked"
+        self._trouble = told.trouble if isinstance(told, JournalUnavailable) else "failed"
+        self._locked = self._trouble == "locked"
         session = self._session
         if session is not None:
             session.me = self._me_before
@@ -310,13 +325,22 @@ class Writer:
                 # A commit that failed may have reached the disk: what it began is taken back all the same.
                 tokens = tuple(session.begun)
                 session.begun.clear()
-                self._later.append(lambda one: calls.withdraw(one, tokens))
+                self._later.append(Asked(lambda one: calls.withdraw(one, tokens), Future(), True, "withdrawal"))
         if isinstance(told, JournalUnavailable) and told.trouble in _BROKEN:
             self._shut()
-        self._later.extend(one.step for one in todo if one.again)
-        while len(self._later) > MOST_LATER:
-            self._later.popleft()
-            self.given_up += 1
+        self._later.extend(one for one in todo if one.again)
+        if len(self._later) > MOST_LATER:
+            if not self.given_up:
+                _log.error(
+                    "journal %s: %s: more than %d outcomes wait to be written, so the oldest are given up; their calls "
+                    "will be unknown (towerman journal unknown)",
+                    self.path,
+                    self._trouble,
+                    MOST_LATER,
+                )
+            while len(self._later) > MOST_LATER:
+                self._later.popleft()
+                self.given_up += 1
         self._later_at = self._now()
         for one in todo:
             one.future.set_exception(told)
@@ -365,13 +389,13 @@ class Writer:
         """Kept steps, signs of life, and calls of other processes that somebody waits for."""
         now = self._now()
         if self._later and not self._queue and now - self._later_at >= LOOK_SECONDS:
-            self._do([Asked(lambda _: None, Future(), False, False)])
+            self._do([Asked(lambda _: None, Future())])
         session = self._session
         if session is None:
             return
         if session.held and now - self._beat_at >= BEAT_SECONDS:
             self._beat_at = now
-            self._do([Asked(lambda one: one.beat(), Future(), True, False)])
+            self._do([Asked(lambda one: one.beat(), Future(), True)])
         if self._watched:
             self._look_at_watched(now, session)
 
@@ -391,7 +415,7 @@ class Writer:
             return
         self._seen_version, self._looked_at = version, now
         keys = tuple(self._watched)
-        self._transact([Asked(lambda one: self._let_go(one, keys), Future(), False, False)])
+        self._transact([Asked(lambda one: self._let_go(one, keys), Future())])
 
     def _let_go(self, session: Session, keys: Iterable[bytes]) -> None:
         """Tell those who wait for calls on which nobody is at work."""
@@ -405,23 +429,43 @@ class Writer:
     # ---------------------------------------------------------------- ending
 
     def close(self, timeout: float = CLOSE_SECONDS) -> bool:
-        """Write all that was asked for, and end; True where that was done in time."""
+        """Write all that was asked for, and end; True where that was done in time, and all of it is written."""
         with self._lock:
             if self._pid != os.getpid():
                 return True
             self._closing = True
+            self._close_by = max(self._close_by, self._now() + timeout / 2)  # so that what is left is told in time
             thread = self._thread
             self._ready.notify_all()
         if thread is None:
             return True
         if thread is not threading.current_thread():
             thread.join(timeout)
-        return not thread.is_alive()
+        if not thread.is_alive():
+            return not self.given_up
+        if timeout:
+            _log.error(
+                "journal %s: it did not end within %g s: what it was to write may not be there", self.path, timeout
+            )
+        return False
 
     def _leave(self) -> None:
         session = self._session
-        if session is not None and (session.me is not None or self._later):
-            self._do([Asked(lambda one: one.leave(), Future(), True, False)])
+        if self._later:
+            self._try_once_more()
+        if session is not None and session.me is not None:
+            self._transact([Asked(lambda one: one.leave(), Future(), True)])
+        if self._later:
+            self.given_up += len(self._later)
+            counts = Counter(one.again for one in self._later)
+            _log.error(
+                "journal %s: %s: it is closed, and this could not be written: %s. The calls are unknown from now on "
+                "(towerman journal unknown)",
+                self.path,
+                self._trouble,
+                ", ".join(f"{what}: {count}" for what, count in counts.items()),
+            )
+            self._later.clear()
         for futures in self._watched.values():
             for future in futures:
                 _done(future)
@@ -432,6 +476,23 @@ class Writer:
                 session.db.close()
             except sqlite3.Error:
                 pass  # it is closed as far as it can be
+
+    def _try_once_more(self) -> None:
+        """It is being closed: write what was kept, all at once or, where there is no room for all, what fits."""
+        while True:
+            kept, self._later = [_kept(one) for one in self._later], deque()
+            self._transact(kept)
+            if len(self._later) > 1 and not self._locked:
+                kept, self._later = [_kept(one) for one in self._later], deque()
+                for number, one in enumerate(kept):
+                    self._transact([one])
+                    if self._now() > self._close_by:
+                        self._later.extend(kept[number + 1 :])
+                        break
+            left = self._close_by - self._now()
+            if not self._later or left <= 0:
+                return
+            threading.Event().wait(min(CLOSE_PAUSE, left))
 
     # ---------------------------------------------------------------- fork
 

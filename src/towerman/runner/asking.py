@@ -14,7 +14,8 @@ What was approved is looked at once more when the call is about to start, after 
 tool's `still_valid` says yes, the arguments are those that were looked at. Only then is the approval used, once.
 
 A batch that came back with pending calls is gone on with as a batch of its own: the results that are there are put in
-their places, what was open is looked over anew, and the plan sees to the order.
+their places, what was open is looked over anew, and the plan sees to the order. What somebody else who goes on with
+the same batch has at work is followed (following).
 
 House rules. An approver is somebody else's code: whatever it raises, answers or leaves undone costs at most its own
 call's decision. Only one answer is heard for a call, and none once its batch has gone on without it.
@@ -33,19 +34,19 @@ from concurrent.futures import Future
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, cast
 
 from towerman import sealing
 from towerman.access import AccessRefused, within
 from towerman.arguments import ArgumentsRefused
-from towerman.calls import Outcome
+from towerman.calls import Outcome, Result
 from towerman.core import Refusal, condition
 from towerman.errors import Code
 from towerman.gate import NEVER
 from towerman.records import Approval as Kept
 from towerman.records import JournalUnavailable, Unsettled
 from towerman.runner import carrying, intake
-from towerman.runner.offering import Offering
+from towerman.runner.following import Following
 from towerman.runner.sealer import exit_in
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL
 from towerman.work import Slot, Want, Work
@@ -62,17 +63,13 @@ PERSON: Final = "approval"
 _log: Final = logging.getLogger("towerman")
 
 
-class Asking(Offering):
+class Asking(Following):
     """Approvals of one loop's calls."""
 
     @staticmethod
     async def _asked(future: Future[T]) -> T:
         """What the journal answers."""
         raise NotImplementedError  # pragma: no cover - filing's
-
-    def _settle(self, work: Work, index: int, ok: bool) -> None:
-        """A call is sealed: let the plan go on."""
-        raise NotImplementedError  # pragma: no cover - of the ends
 
     # ================================================================ looking over
 
@@ -185,10 +182,16 @@ class Asking(Offering):
         result = approval.result
         if result is None:
             return False
+        if self._is_in_queue(result):  # it is answered when it is its turn: what comes behind it is to know that
+            return True
         self._share_back(work, index)
         work.keywords[index] = work.wants[index] = None
         work.place(index, result)
         return True
+
+    def _is_in_queue(self, result: Result) -> bool:
+        """Does a result say that its call is in the durable queue, where it can be looked up?"""
+        return result.outcome == "pending" and self.core.journal is not None
 
     def _is_cleared_there(self, work: Work, index: int) -> bool:
         """Is the approval of this call used in the journal, in the step in which its intent is written?"""
@@ -263,7 +266,7 @@ class Asking(Offering):
                 told = self._count_heard(approval, decision, heard)
                 if told:
                     work.decided.append((index, approval, told))
-            if approval.settled and result is not None:
+            if approval.settled and result is not None and not self._is_in_queue(result):
                 work.place(index, result)
         for name, decision in decisions.items():
             state = work.closed.get(name)
@@ -395,7 +398,7 @@ class Asking(Offering):
             self._settle(work, index, False)
             return
         if approval.used:
-            self._leave(work, index, approval, sealing.TAKEN)
+            self._go_by(work, index, approval)
             return
         if approval.cleared:
             self._offer_ready(work, [index])
@@ -544,7 +547,8 @@ class Asking(Offering):
             with core.lock:
                 core.book.keep(approval, core.now())
             self._note_request(work, index, approval)
-        self._refuse(work, index, "approval_missing", message, "pending", waited_for=work.waited_for.get(index, ()))
+        code: Code = "approval_missing" if approval.needed else "held_behind"
+        self._refuse(work, index, code, message, "pending", waited_for=work.waited_for.get(index, ()))
         held = work.plan.hold(index)
         if held:
             self._hold_back(work, index, held, 0)
@@ -639,18 +643,14 @@ class Asking(Offering):
         why = self._why_not(work, index, approval, keywords, entry)
         if why is None:
             return True
+        self._split(work, index)
+        if why == "taken":
+            self._give_back(entry)
+            if work.results[index] is None:  # else giving back has ended the batch
+                self._go_by(work, index, approval)
+            return False
         code, message, outcome = why
         now = self.core.now()
-        if approval.settled and approval.result is not None:  # whoever went on with the batch before has its result
-            self._give_back(entry)
-            work.keywords[index] = work.wants[index] = None
-            self._seal(work, index, approval.result, now)
-            self._settle(work, index, approval.result.ok)
-            return False
-        if outcome == "pending":
-            self._give_back(entry)
-            self._leave(work, index, approval, message)
-            return False
         if code == "approval_expired" and approval.state == "expired":
             self._expired(work, index)
         waited_for = work.waited_for.get(index, ()) + entry.blocked_by
@@ -661,7 +661,7 @@ class Asking(Offering):
 
     def _why_not(
         self, work: Work, index: int, approval: Approval, keywords: dict[str, object], entry: Slot
-    ) -> tuple[Code, str, Outcome] | None:
+    ) -> tuple[Code, str, Outcome] | Literal["taken"] | None:
         core = self.core
         want = cast("Want", entry.wants)
         tool = want.of
@@ -684,12 +684,7 @@ class Asking(Offering):
             if binding(core.digest_key, tool.name, given, keywords) != approval.digest:
                 return "approval_expired", sealing.CHANGED, "rejected"
         with core.lock:
-            if core.claim(approval, work):
-                return None
-            settled = approval.settled
-        if settled:
-            return "approval_missing", sealing.USED, "rejected"
-        return "approval_missing", sealing.TAKEN, "pending"
+            return None if core.claim(approval, work) else "taken"
 
     # ================================================================ time
 

@@ -149,11 +149,9 @@ class Deferring(Filing):
             needs=tuple(dict.fromkeys(needs)),
             harmless=tool.policy.repeatable,
         )
-        most: list[tuple[str | None, int]] = []
-        if not behind:  # what comes behind one that is there has to go there, too
-            most.append((None, core.policy.max_queued))
-            if tool.policy.max_queued is not None:
-                most.append((tool.name, tool.policy.max_queued))
+        most: list[tuple[str | None, int]] = [(None, core.policy.max_queued)]
+        if tool.policy.max_queued is not None:
+            most.append((tool.name, tool.policy.max_queued))
         hand.future = core.journal.enqueue(
             one, body, behind=[deferral.handles[other] for other in behind], most=most, asked=asked, edited=edited
         )

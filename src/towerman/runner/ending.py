@@ -280,6 +280,8 @@ class Ending(Oversized):
         if work.closing is not None:
             self._seal_closed(work, index, waited=waited, waited_for=entry.blocked_by)
         else:
+            if work.gated is not None and self._taken_before(work, index):
+                return
             code, blocker = entry.rejection.code, entry.rejection.blocker
             waited_for = work.waited_for.get(index, ()) + (entry.blocked_by or (blocker,))
             if code == "budget_exhausted":

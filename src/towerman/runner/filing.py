@@ -24,6 +24,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Final, TypeVar
 
 from towerman import sealing
@@ -50,9 +51,10 @@ from towerman.records import (
 )
 from towerman.runner import carrying, intake
 from towerman.runner.ending import Ending
+from towerman.runner.following import SAME_CALL
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
-from towerman.work import Filed, Job, Join, Work
+from towerman.work import Filed, Job, Join, Work, callers
 
 T = TypeVar("T")
 
@@ -61,10 +63,6 @@ JOURNAL_SECONDS: Final = 15.0
 
 OUTCOME_SECONDS: Final = 10.0
 """How long a result waits for its outcome to be written down."""
-
-SAME_CALL: Final = "the same call"
-"""What a join waits for, as people are shown it."""
-
 _FOR_GOOD: Final = frozenset({"approval_expired", "approval_denied", "policy_error"})
 _BEFORE: Final = "It had begun before, when its worker died: whether it took effect then is not known."
 _UNAVAILABLE: Final = "Not started: {why}. A call with side effects runs only when the journal can write it down first."
@@ -260,6 +258,8 @@ class Filing(Ending):
             self._refuse(work, index, "idempotency_conflict", message, waited=waited, waited_for=waited_for)
             return True
         if told == "join":
+            if self._is_with_another(work, index):  # in this process: it is followed when it is its turn
+                return False
             return self._join(work, index, tool, max_wait)
         assert record is not None
         filed.told = True
@@ -301,7 +301,7 @@ class Filing(Ending):
                 )
                 self._seal_elsewhere(work, index, tool, "idempotency_conflict", message, "rejected", 0.0)
                 return True
-            if work.parent is not None and self._in_a_circle(work, key):
+            if work.parent is not None and self._in_a_circle(work, core.flights.get(key)):
                 message = (
                     "Not started: the same call is at work, and waits for what this call's own caller waits for: it "
                     "would wait for ever."
@@ -313,7 +313,7 @@ class Filing(Ending):
             self._joins[join] = None
             if work.parent is not None:
                 with core.lock:
-                    core.joined[join] = tuple(_callers(work)), key
+                    core.joined[join] = tuple(callers(work)), partial(core.flights.get, key)
             core.count_filed("joined")
             if core.emit is not None:
                 self._tell(work, index, "joined", waiting_for=SAME_CALL)
@@ -324,26 +324,6 @@ class Filing(Ending):
         future = core.journal.watch(key)
         join.stop = future.cancel
         self._when(future, lambda _: self._look_again(join), work, index)
-        return False
-
-    def _in_a_circle(self, work: Work, key: bytes) -> bool:
-        """Does whoever is at work on a call wait, directly or not, for one of those that wait for this batch?"""
-        core = self.core
-        callers = set(_callers(work))
-        with core.lock:
-            todo = [core.flights[key]] if key in core.flights else []
-            seen: set[Job] = set()
-            while todo:
-                job = todo.pop()
-                if job in callers:
-                    return True
-                if job not in seen:
-                    seen.add(job)
-                    todo += [
-                        core.flights[other]
-                        for waiting, other in core.joined.values()
-                        if job in waiting and other in core.flights
-                    ]
         return False
 
     def _look_again(self, join: Join) -> None:
@@ -417,8 +397,14 @@ class Filing(Ending):
             if join.due > now:
                 following = min(following, join.due)
                 continue
-            self._forget(join)
             tool = work.tools[index]
+            if join.record is not None and now < work.run.limit and work.results[index] is None:
+                try:
+                    self._followed_enough(join)
+                except Exception as fault:
+                    self._broken(work, index, fault)
+                continue
+            self._forget(join)
             if work.results[index] is not None or tool is None:
                 continue
             waited = now - join.since
@@ -482,6 +468,9 @@ class Filing(Ending):
                 result = sealing.elsewhere(index, call, tool, code, message, outcome, waited, waited_for)
                 self._seal(work, index, result, self.core.now())
                 return
+        if join is None and outcome != "pending" and tool is not None and self._is_with_another(work, index):
+            self._seal_elsewhere(work, index, tool, code, message, outcome, waited)
+            return
         if join is None or tool is None or work.results[index] is not None:
             super()._refuse(
                 work,
@@ -807,16 +796,6 @@ class Filing(Ending):
 def _over(work: Work) -> bool:
     """Is a batch being ended? It may have been, whenever the loop had its turn."""
     return work.closing is not None
-
-
-def _callers(work: Work) -> list[Job]:
-    """The calls that wait for a batch: the one that made it, the one that made that one's batch, and so on."""
-    found = []
-    job = work.parent
-    while job is not None:
-        found.append(job)
-        job = job.work.parent
-    return found
 
 
 def _said(problem: BaseException) -> str:

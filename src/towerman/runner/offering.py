@@ -305,6 +305,8 @@ def gather(core: Core) -> list[Slot]:
             for again in lost.again.values() if lost.again is not None else ():
                 core.backing_off -= again.resting
                 again.resting = False
+            if lost.gated is not None:
+                leave_records(core, lost)
             if lost.shares is not None:
                 lost.shares.forsake()
             run.works.pop(lost, None)
@@ -323,6 +325,26 @@ def gather(core: Core) -> list[Slot]:
                 job.sealed = job.ended = True
                 decided += gate.finish(job.entry, now)
     return decided
+
+
+def leave_records(core: Core, lost: Work) -> None:
+    """A batch is lost with its loop: what it has begun stays begun, and the rest is for whoever goes on with it."""
+    for index, record in (lost.gated or {}).items():
+        if record.holder is not lost:
+            continue
+        group = lost.groups.get(index) if lost.groups is not None else None
+        job = lost.jobs.get(group.source if group is not None and index in group.inside else index)
+        again = lost.again is not None and index in lost.again
+        tool = lost.tools[index]
+        if tool is not None and (again or (job is not None and _has_begun(job))):
+            core.book.settle(record, sealing.forsaken(index, lost.calls[index], tool))
+        else:
+            record.release()
+
+
+def _has_begun(job: Job) -> bool:
+    """Has a call of a loop that is gone reached its first line? Of one that a thread has taken, it may have."""
+    return job.started != NOT_STARTED or (job.ticket is not None and not job.ticket.take())
 
 
 def abandon(core: Core, job: Job) -> None:

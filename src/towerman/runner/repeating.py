@@ -87,7 +87,9 @@ class Repeating(Asking):
             return False
         if error is not None and exit_in(error) is not None:
             return False
-        due = retrying.decide(retry, job.attempt, None if late else error, now, work.run.limit, core.chance)
+        due = retrying.decide(
+            retry, job.attempt, None if late else error, now, work.run.limit, core.chance, core.wall()
+        )
         if isinstance(due, str):
             if due in ("retry_after", "deadline"):
                 job.note = sealing.not_again(sealing.TOO_LONG if due == "retry_after" else sealing.TOO_LATE)
@@ -166,7 +168,7 @@ class Repeating(Asking):
     def _hear_limit(self, job: Job, error: RateLimited | ExceptionGroup[Exception]) -> None:
         """An attempt has raised this: if one in it says that a service refuses further calls, that is told on."""
         if any(isinstance(leaf, RateLimited) for leaf in retrying.leaves(error)):
-            self._rate_limited(job, retrying.asked_for(error))
+            self._rate_limited(job, retrying.asked_for(error, self.core.wall()))
 
     def _rate_limited(self, job: Job, seconds: float | None) -> None:
         """The service behind a call refuses further ones for so long, as it says, or for a time that is not known.

@@ -211,14 +211,13 @@ class Sealer:
         if leaving is not None:
             self._interrupt(job.work, leaving)
 
-    @staticmethod
-    def _told_of(tool: Tool, error: BaseException) -> tuple[Code, str, Applied]:
+    def _told_of(self, tool: Tool, error: BaseException) -> tuple[Code, str, Applied]:
         """What the model is told of what a handler raised."""
         applied: Applied = "no" if tool.effect_free else "unknown"
         if isinstance(error, asyncio.CancelledError):
             return "handler_cancelled", "The tool cancelled itself before it answered.", applied
         if retrying.rate_limited(error):
-            return "rate_limited", sealing.rate_limited(retrying.asked_for(error)), "no"
+            return "rate_limited", sealing.rate_limited(retrying.asked_for(error, self.core.wall())), "no"
         if isinstance(error, ToolError):
             given = getattr(error, "applied", None)
             applied = cast("Applied", given) if isinstance(given, str) and given in _APPLIED else applied
@@ -235,7 +234,7 @@ class Sealer:
             return Failed(outcome, why, message, "no" if tool.effect_free else "unknown", None, None)
         assert error is not None
         code, message, applied = self._told_of(tool, error)
-        return Failed("error", code, message, applied, error, retrying.asked_for(error))
+        return Failed("error", code, message, applied, error, retrying.asked_for(error, self.core.wall()))
 
     def _interrupt(self, work: Work, error: KeyboardInterrupt | SystemExit) -> None:
         """A handler wants the process to end: the batch is sealed, then the caller gets it."""
@@ -403,14 +402,15 @@ class Sealer:
     def _keep_result(self, work: Work, index: int, result: Result) -> None:
         """A call that came back pending before has its result: whoever goes on with its batch again gets the same."""
         approval = work.gated.get(index) if work.gated is not None else None
-        if approval is None or not approval.kept:
+        if approval is None or not approval.kept or approval.settled:
             return
         with self.core.lock:
-            if result.outcome == "pending":
-                if result.handle is not None:  # it is in the durable queue, and once is enough
-                    self.core.book.settle(approval, result)
+            if result.outcome == "pending" and result.handle is not None:  # in the durable queue, and once is enough
+                self.core.book.settle(approval, result)
             elif approval.holder is work and not result.started:
-                approval.holder = None  # it was used for nothing, so whoever goes on with the batch may use it
+                approval.release()
+            elif result.outcome == "pending":
+                return
             elif approval.holder is work or (approval.needed and approval.state in ("denied", "expired")):
                 self.core.book.settle(approval, result)
 

@@ -7,6 +7,9 @@ not handed on. Merged calls: when a member is about to start, the tool's functio
 of all members that are still open. What the run comes to holds for all of them, since their arguments were in it, but
 for a run that had no effect: then the others try again without the one that failed.
 
+Of a batch that is gone on with, each call has a record, which is claimed before a run answers the call: its own, or
+another one's. What somebody else has claimed is left out.
+
 House rules. A merge function that fails, or whose arguments are refused or touch something else, costs nothing: the
 calls run one by one, and it is told once. Where a run answers thousands, the loop gets its turns.
 
@@ -106,6 +109,7 @@ class Sharing(Binding):
         others = [one for one in _open(work, group) if one != index]
         if work.deferral is not None:
             others = [one for one in others if not self._held(work, one)]
+        others = [one for one in others if self._takes(work, one)]
         if not others:
             return keywords
         try:
@@ -126,10 +130,34 @@ class Sharing(Binding):
             told = "it ended calls that it was to merge"
         for one in group.members:
             work.groups.pop(one, None)
+        self._let_go(work, others)
         if tool.name not in self.core.unmerged:
             self.core.unmerged.add(tool.name)
             _log.warning("tool %r: its merge function is not used, its calls run one by one: %s", tool.name, told)
         return keywords
+
+    def _takes(self, work: Work, index: int) -> bool:
+        """Claim the record of a call that the run of another one is to answer; False: somebody else has it."""
+        record = work.gated.get(index) if work.gated is not None else None
+        if record is None:
+            return True
+        with self.core.lock:
+            return self.core.claim(record, work)
+
+    def _let_go(self, work: Work, indexes: Iterable[int]) -> None:
+        """They are not answered by that run after all."""
+        for index in indexes:
+            record = work.gated.get(index) if work.gated is not None else None
+            if record is not None and record.holder is work and work.results[index] is None:
+                with self.core.lock:
+                    record.release()
+
+    def _split(self, work: Work, index: int) -> None:
+        """A call does not start in whose run others were to be answered."""
+        group = work.groups.get(index) if work.groups is not None else None
+        if group is not None and group.merged and group.source == index:
+            inside, group.source, group.inside, group.note = group.inside, -1, frozenset[int](), ""
+            self._let_go(work, inside)
 
     @staticmethod
     def _merge(work: Work, tool: Tool, want: Want, indexes: list[int]) -> dict[str, object]:
@@ -197,7 +225,7 @@ class Sharing(Binding):
         while todo:
             index = todo.popleft()
             source = self._source(work, index)
-            if source is None:
+            if source is None or not self._takes(work, index):
                 rest.append(index)
                 continue
             self._share(work, index, source)
@@ -275,9 +303,10 @@ class Sharing(Binding):
         if self._rides(work, index):
             return True
         source = self._source(work, index)
-        if source is not None:
-            self._share(work, index, source)
-        return source is not None
+        if source is None or not self._takes(work, index):
+            return False
+        self._share(work, index, source)
+        return True
 
     def _get_off(self, work: Work, index: int, reason: str) -> None:
         """A call is cancelled by itself whose arguments are in a run of another one, which goes on for the others."""

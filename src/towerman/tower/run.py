@@ -190,9 +190,10 @@ class Run:
         one that contradicts it is ignored, counted and logged.
 
         In one process a batch may be gone on with by several hosts, or twice: each of its calls runs once, and whoever
-        comes later gets the same results, or pending ones while they are at work. With a journal that holds for all
-        processes that share it, and decisions that were written there count as well (`towerman approvals`). Without
-        one, processes know nothing of one another: see to it that one state is gone on with in one of them.
+        comes later gets the same results. It waits for a call that is at work for as long as one may take (`max_wait`,
+        `timeout`, `grace`), and has it pending after that. With a journal each call runs once in all processes that
+        share it, and decisions that were written there count as well (`towerman approvals`). Without one, processes
+        know nothing of one another: see to it that one state is gone on with in one of them.
 
         Args:
             state: what `BatchResult.state` gave.

@@ -137,7 +137,7 @@ class Tower(Declaring):
             until its work ends, or "release" at once.
         approval_lifetime: seconds for which a call waits for a person's approval, and a given approval holds at most.
         max_result_bytes: bound of one result's content, in UTF-8 bytes.
-        max_batch_bytes: bound of all contents of one batch together.
+        max_batch_bytes: bound of all contents of one batch together; each keeps 64 bytes even so.
         results: where results that are too large are kept whole, to be read page by page: "memory", "journal", a
             folder's path, a `ResultStore`, or "off"; "auto" is the journal where there is one, else memory. See
             `read`.
@@ -735,7 +735,7 @@ class Tower(Declaring):
 
         Args:
             grace: seconds that what is at work has for ending, handlers that clean up and threads that cannot be told
-                alike, and then as many again for the observers; default: the tower's `grace`.
+                alike, and then as many again for the observers, and for the journal; default: the tower's `grace`.
 
         Returns:
             What was left.
@@ -772,7 +772,8 @@ class Tower(Declaring):
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
-        return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
+        cancelled = core.outcomes.get("cancelled", 0) - before
+        return CloseReport(orphans, cancelled, undelivered, self._unwritten())
 
     def close(self, grace: float | None = None) -> CloseReport:
         """End the tower from a program without a loop, as `aclose` does; what runs on other loops and threads has
@@ -804,7 +805,8 @@ class Tower(Declaring):
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
-        return CloseReport(orphans, core.outcomes.get("cancelled", 0) - before, undelivered)
+        cancelled = core.outcomes.get("cancelled", 0) - before
+        return CloseReport(orphans, cancelled, undelivered, self._unwritten())
 
     def _end_runs(self, grace: float) -> list[RunState]:
         """Nothing new is taken; all that is at work is told to stop, before anybody is waited for."""
@@ -825,6 +827,12 @@ class Tower(Declaring):
         self._core.workers.close()
         if self._core.made_processes is not None:
             self._core.made_processes.close()
+
+    def _unwritten(self) -> int:
+        if not self._own_journal or self._journal is None:
+            return 0
+        left = self._journal.statistics()
+        return left["given_up"] + left["later"]
 
     def _undelivered(self) -> int:
         sent = self._courier.statistics()
