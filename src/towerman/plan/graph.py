@@ -266,6 +266,24 @@ class Plan:
             paths = self._rank()
         return -paths[index], -self._successors[index], index
 
+    def longest(self, durations: Sequence[float]) -> float:
+        """How long the longest chain of edges takes: the least time in which the whole batch could be done.
+
+        Args:
+            durations: of each call, in any one unit, not negative.
+        """
+        if self.trivial:
+            return max(durations, default=0.0)
+        size, after, dependents = self.size, self._after, self._dependents
+        paths = [0.0] * len(after)
+        for node in reversed(self._sequence()):
+            nexts = after[node] or ()
+            behind = max([paths[other] for other in nexts], default=0.0)
+            if node < size:
+                behind = max([behind, *(paths[other] for other in dependents[node] or ())]) + durations[node]
+            paths[node] = behind
+        return max(paths)
+
     def blockers(self, index: int, limit: int = 16) -> list[tuple[EdgeKind, int]]:
         """What a call waits for now: needed calls without a result, then earlier ones still at work.
 
