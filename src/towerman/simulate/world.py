@@ -2,7 +2,8 @@
 
 Theory. What the runner does for a batch on an event loop is done here without one: look what each call wants, make the
 plan, offer what is ready, tell gate and plan of each end. An end is known beforehand here, so it stands in a heap. At
-one instant ends come first, then waits that are over and rates that let somebody in, then batches that come in.
+one instant ends come first, those that more depends on before the others; then waits that are over and rates that let
+somebody in; then batches that come in.
 
 Not here: who may start (gate), what is ready and how urgent it is (plan).
 """
@@ -128,7 +129,7 @@ class World:
         for batch in self.batches:
             self._to_come[batch.run] += 1
         self._bases: dict[int, dict[tuple[str, tuple[tuple[str, int], ...]], Want]] = {}
-        self._heap: list[tuple[float, int, Slot, bool]] = []
+        self._heap: list[tuple[float, tuple[float, ...], int, Slot, bool]] = []
         self._number = 0
         self._numbers = {id(batch): number for number, batch in enumerate(self.batches)}
         self._begun: list[Slot] = []
@@ -225,7 +226,7 @@ class World:
                 break
             self._now = now = self._clock.set(max(now, self._now))
             if ending <= now:
-                _, _, entry, sealed = heappop(heap)
+                *_, entry, sealed = heappop(heap)
                 self._end(entry, sealed)
             elif gate.wake_at <= now:
                 self._take(gate.tick(now))
@@ -322,7 +323,7 @@ class World:
             self._begun.append(entry)
         timeout = cast("Want", entry.wants).of.timeout
         self._number += 1
-        heappush(self._heap, (now + min(call.duration, timeout), self._number, entry, False))
+        heappush(self._heap, (now + min(call.duration, timeout), _urgency(entry.owner), self._number, entry, False))
 
     def _end(self, entry: Slot, sealed: bool) -> None:
         """The work of a call is over, or its time is."""
@@ -362,7 +363,7 @@ class World:
         self.rejections[batch.calls[index].id] = "handler_timeout"
         batch.left -= 1
         self._number += 1
-        heappush(self._heap, (end, self._number, entry, True))
+        heappush(self._heap, (end, _urgency(entry.owner), self._number, entry, True))
         self._take(self._gate.orphan(entry, self._now))
         if not batch.plan.trivial:
             self._offer(batch, self._follow(batch, index, ok=False))
@@ -489,6 +490,7 @@ def _batches(calls: Sequence[WorkloadCall]) -> Iterator[SimulatedBatch]:
         yield SimulatedBatch(run, arrival, some)
 
 
-def _urgency(owner: Owner) -> tuple[float, int, int]:
+def _urgency(owner: Owner) -> tuple[float, ...]:
     """What orders the calls of a run, as in the runner."""
-    return owner[0].plan.key(owner[1])
+    batch, index = owner
+    return batch.arrival, *batch.plan.key(index)
