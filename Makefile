@@ -9,6 +9,7 @@
 #   make bench      the benchmark table
 #   make docs       the documentation, in site/
 #   make guarantees which test holds which promise, listed anew in docs/guarantees.md
+#   make pictures   the pictures of the documentation, drawn anew
 #   make build      wheel and sdist, in dist/
 #   make clean      what these targets made, .venv too
 #
@@ -20,7 +21,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check coverage stress soak bench docs guarantees build clean python run dev bench-tools
+.PHONY: help demo test check coverage stress soak bench docs guarantees pictures build clean python run dev bench-tools
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -72,6 +73,9 @@ docs: dev
 
 guarantees: python
 	@"$(PYTHON)" tools/guarantees.py
+
+pictures: dev
+	@$(BIN)/python tools/pictures.py
 
 build: dev
 	$(BIN)/python -m hatchling build --directory dist

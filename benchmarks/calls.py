@@ -12,12 +12,14 @@ import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from benchmarks.measure import Figure, Pass, figure, interleaved, peak_bytes, ratio, rotated, turns
+from benchmarks.measure import Figure, Pass, Samples, figure, interleaved, peak_bytes, ratio, rotated, turns
 from benchmarks.report import Row, note
 from benchmarks.settings import Settings
 from benchmarks.systems import (
+    BESIDE,
     REF,
     REF_JSON,
+    Beside,
     Handler,
     Maker,
     Unfit,
@@ -30,6 +32,7 @@ from benchmarks.systems import (
     by_towerman_json,
     calls_of,
     check,
+    furnish,
     limiters,
     make_tower,
     message_of,
@@ -55,17 +58,22 @@ _OURS: dict[str, Maker] = {
     WATCHED: partial(by_towerman, observers=[lambda event: None]),
 }
 
-_BESIDE: dict[str, tuple[Maker, str]] = {
-    "towerman, a rate": (partial(by_towerman, beside="rate"), "a rate (even pace) that is never met"),
-    "towerman, a window": (partial(by_towerman, beside="window"), "a rate (exact window) that is never met"),
-    "towerman, a budget": (partial(by_towerman, beside="budget"), "a budget of calls and cost"),
-    "towerman, a breaker": (partial(by_towerman, beside="breaker"), "a circuit breaker"),
-    "towerman, a journal": (
-        partial(by_towerman, beside="journal"),
-        "a journal: writes, each on disk before and after",
-    ),
-}
+BY_BESIDE: dict[str, Beside] = {f"towerman, {beside}": beside for beside in BESIDE}
 """What else of admission a call may go through, by the name under which it is measured."""
+
+
+def beside_rows(goal: str, what: str, samples: Samples, against: str, *, most: float | None = None) -> list[Row]:
+    """A row for each of these that was measured."""
+    return [
+        Row(goal, f"{what}, {BESIDE[beside]}", ratio(samples, name, against), most=most, against=against)
+        for name, beside in BY_BESIDE.items()
+        if name in samples
+    ]
+
+
+def besides(maker: Maker) -> dict[str, Maker]:
+    """Ours once for each of them."""
+    return {name: partial(maker, beside=beside) for name, beside in BY_BESIDE.items()}
 
 
 async def _fit(makers: Mapping[str, Maker], n: int = 50) -> dict[str, Maker]:
@@ -93,8 +101,7 @@ async def f1_queueing(settings: Settings) -> list[Row]:
     others |= prototypes("proto core", "proto core task reuse (bound)")
     for one in missing:
         note(one)
-    more = {name: maker for name, (maker, _) in _BESIDE.items()}
-    makers = await _fit({REF: by_semaphore, **_OURS, **more, **others})
+    makers = await _fit({REF: by_semaphore, **_OURS, **besides(by_towerman), **others})
     rows = []
     for n in settings.sizes:
         samples = await interleaved(_passes(makers, n, yields), settings.rounds, passes=max(1, min(5, 3000 // n)))
@@ -106,7 +113,6 @@ async def f1_queueing(settings: Settings) -> list[Row]:
             (SUBTREE, "nested resource keys, another tool declares a subtree", 1.15),
             (FLAT, "flat resource keys", None),
             (WATCHED, "an observer that does nothing", None),
-            *((name, what, None) for name, (_, what) in _BESIDE.items()),
         ):
             rows.append(
                 Row(
@@ -119,6 +125,7 @@ async def f1_queueing(settings: Settings) -> list[Row]:
                     samples=samples if name == OWN else {},
                 )
             )
+        rows += beside_rows("F1", f"{n:,} calls that queue", samples, REF)
     return rows
 
 
@@ -127,7 +134,7 @@ async def f2_no_op(settings: Settings) -> list[Row]:
     others, _ = limiters()
     others |= prototypes("proto core", "proto core task reuse (bound)")
     ours = {name: _OURS[name] for name in (OWN, REUSED)}
-    makers = await _fit({REF: by_semaphore, **ours, **others})
+    makers = await _fit({REF: by_semaphore, **ours, **besides(by_towerman), **others})
     n = min(1000, settings.sizes[0])
     samples = await interleaved(_passes(makers, n, at_once), settings.rounds, passes=max(1, 3000 // n))
     rows = [
@@ -142,6 +149,7 @@ async def f2_no_op(settings: Settings) -> list[Row]:
         )
         for name, what, most in ((OWN, "a task of its own", 1.3), (REUSED, "own_task=False", 0.95))
     ]
+    rows += beside_rows("F2", f"{n:,} calls that return at once", samples, REF)
     return rows + await _f2_alone(settings)
 
 
@@ -212,7 +220,7 @@ async def f3_whole_path(settings: Settings) -> list[Row]:
     n = min(1000, settings.sizes[0])
     ours: dict[str, Maker] = {OWN: by_towerman_json, REUSED: partial(by_towerman_json, own_task=False)}
     others = prototypes("proto core+json")
-    makers = await _fit({REF: by_semaphore, REF_JSON: by_semaphore_json, **ours, **others})
+    makers = await _fit({REF: by_semaphore, REF_JSON: by_semaphore_json, **ours, **besides(by_towerman_json), **others})
     for name, maker in frameworks().items():
         try:
             await check(name, maker, n, CAP, capped=False)
@@ -233,14 +241,20 @@ async def f3_whole_path(settings: Settings) -> list[Row]:
             samples=samples,
         ),
         Row("F3", "the same, own_task=False", ratio(samples, REUSED, REF_JSON), against=REF_JSON),
+        *beside_rows("F3", "the same", samples, REF_JSON),
     ]
 
 
 async def f4_memory(settings: Settings) -> list[Row]:
     """Peak memory of a call, and what a call that waits takes."""
     n = settings.sizes[-1]
-    names = [REF, OWN, REUSED]
-    makers: dict[str, Maker] = {REF: by_semaphore, OWN: by_towerman, REUSED: _OURS[REUSED]}
+    makers: dict[str, Maker] = {
+        REF: by_semaphore,
+        OWN: by_towerman,
+        REUSED: _OURS[REUSED],
+        **besides(by_towerman),
+    }
+    names = list(makers)
     passes = _passes(makers, n, yields)
     peaks: dict[str, list[float]] = {name: [] for name in names}
     for one in passes.values():
@@ -259,6 +273,7 @@ async def f4_memory(settings: Settings) -> list[Row]:
             samples=peaks,
         )
     ]
+    rows += beside_rows("F4", f"peak memory a call, {n:,} calls that queue", peaks, REF)
     waiting = figure([await _parked_task(n) for _ in range(settings.counted)])
     for what, calls in (
         ("arguments given as a mapping", lambda: calls_of(n)),
@@ -274,6 +289,16 @@ async def f4_memory(settings: Settings) -> list[Row]:
                 beside={"a task that waits for a semaphore": waiting},
             )
         )
+    for beside, words in BESIDE.items():
+        rows.append(
+            Row(
+                "F4",
+                f"a parked call beyond the emitted one, arguments given as a mapping, {words}",
+                figure([await _parked_call(n, lambda: calls_of(n), beside) for _ in range(settings.counted)]),
+                most=256,
+                unit="bytes",
+            )
+        )
     rows.append(
         Row(
             "F4",
@@ -285,14 +310,13 @@ async def f4_memory(settings: Settings) -> list[Row]:
     return rows
 
 
-async def _parked_call(n: int, emit: Callable[[], object]) -> float:
+async def _parked_call(n: int, emit: Callable[[], object], beside: Beside = "nothing") -> float:
     """Bytes that a call takes while it waits behind a full tower, beyond what its caller had already."""
     from towerman.adapters import decode
 
-    tower = make_tower(1)
+    tower, budget = furnish(1, at_once, beside=beside)
     add_blocker(tower)
-    add_handler(tower, at_once, "none")
-    async with tower.run() as first, tower.run() as second:
+    async with tower.run() as first, tower.run(budget=budget) as second:
         holder = asyncio.ensure_future(first.execute(calls_of(1, "block")))
         await turns(3)
         batch = decode(emit())

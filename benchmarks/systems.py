@@ -44,6 +44,15 @@ Keys = Literal["none", "flat", "nested", "nested+subtree"]
 Beside = Literal["nothing", "rate", "window", "budget", "breaker", "journal"]
 """What else of admission a call goes through."""
 
+BESIDE: dict[Beside, str] = {
+    "rate": "a rate (even pace) that is never met",
+    "window": "a rate (exact window) that is never met",
+    "budget": "a budget of calls and cost",
+    "breaker": "a circuit breaker",
+    "journal": "a journal: writes, each on disk before and after",
+}
+"""The same in words, but for nothing."""
+
 
 async def at_once(i: int) -> int:
     """A call that never waits."""
@@ -168,17 +177,16 @@ def calls_of(n: int, name: str = "look") -> list[Call]:
     return [Call(name, {"i": i}, f"call_{i}") for i in range(n)]
 
 
-def by_towerman(
-    n: int,
-    handler: Handler,
+def furnish(
     cap: int,
-    *,
+    handler: Handler,
     keys: Keys = "none",
+    *,
     own_task: bool = True,
     observers: Sequence[Callable[[Event], None]] = (),
     beside: Beside = "nothing",
-) -> Pass:
-    """Ours: calls in, results out. `beside`: what else of admission each call goes through."""
+) -> tuple[Tower, Budget | None]:
+    """A tower with its one tool, and the budget of its runs. `beside`: what else of admission a call goes through."""
     options: dict[str, Any] = {}
     if beside == "journal":
         folder = tempfile.TemporaryDirectory(prefix="towerman-bench-")
@@ -195,8 +203,22 @@ def by_towerman(
         "journal": {"read_only": False},
     }
     add_handler(tower, handler, keys, own_task=own_task, **declared[beside])
+    return tower, Budget(calls=PLENTY, cost=1e9) if beside == "budget" else None
+
+
+def by_towerman(
+    n: int,
+    handler: Handler,
+    cap: int,
+    *,
+    keys: Keys = "none",
+    own_task: bool = True,
+    observers: Sequence[Callable[[Event], None]] = (),
+    beside: Beside = "nothing",
+) -> Pass:
+    """Ours: calls in, results out."""
+    tower, budget = furnish(cap, handler, keys, own_task=own_task, observers=observers, beside=beside)
     calls = calls_of(n)
-    budget = Budget(calls=PLENTY, cost=1e9) if beside == "budget" else None
 
     async def run() -> list[object]:
         async with tower.run(budget=budget) as run:
@@ -206,14 +228,13 @@ def by_towerman(
     return run
 
 
-def by_towerman_json(n: int, handler: Handler, cap: int, *, own_task: bool = True) -> Pass:
+def by_towerman_json(n: int, handler: Handler, cap: int, *, own_task: bool = True, beside: Beside = "nothing") -> Pass:
     """Ours: an OpenAI message in, its `tool` messages out."""
-    tower = make_tower(cap)
-    add_handler(tower, handler, "none", own_task=own_task)
+    tower, budget = furnish(cap, handler, own_task=own_task, beside=beside)
     message = message_of(n)
 
     async def run() -> list[int]:
-        async with tower.run() as run:
+        async with tower.run(budget=budget) as run:
             batch = await run.execute(message)
         return [int(str(one["content"])) for one in batch.messages("openai")]
 

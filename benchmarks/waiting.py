@@ -9,21 +9,23 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import cast
 
-from benchmarks.calls import CAP, OWN, REUSED
+from benchmarks.calls import BY_BESIDE, CAP, OWN, REUSED, beside_rows
 from benchmarks.measure import Pass, Samples, figure, interleaved, longest_turn, ratio, rotated, turns
 from benchmarks.report import Row, note
 from benchmarks.settings import Settings
 from benchmarks.systems import (
+    BESIDE,
     LONG,
     REF,
+    Beside,
     Maker,
     Sleeps,
     add_blocker,
-    add_handler,
     at_once,
     by_semaphore,
     by_towerman,
     calls_of,
+    furnish,
     limiters,
     make_tower,
     message_of,
@@ -90,16 +92,16 @@ class _Gates:
 class _Runs:
     """Cancels through `run.cancel(index=)`, in one batch that waits as a whole."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, beside: Beside = "nothing") -> None:
         self.n = n
+        self.beside = beside
 
     async def build(self) -> None:
         """A call that holds the only permit, and a batch behind it."""
         self.sealed = 0
-        tower = make_tower(1)
+        tower, budget = furnish(1, at_once, beside=self.beside)
         add_blocker(tower)
-        add_handler(tower, at_once, "none")
-        self.first, self.second = tower.run(), tower.run()
+        self.first, self.second = tower.run(), tower.run(budget=budget)
         self.holder = asyncio.ensure_future(self.first.execute(calls_of(1, "block")))
         await turns(3)
         self.waiting = asyncio.ensure_future(self.second.execute(calls_of(self.n), on_result=self._count))
@@ -161,11 +163,15 @@ class _Semaphores:
 
 async def f5_cancel(settings: Settings) -> list[Row]:
     """Cancel one of many who wait. The collector is off meanwhile."""
-    kinds: dict[str, type[_Gates] | type[_Runs] | type[_Semaphores]] = {
+    kinds: dict[str, Callable[[int], _Gates | _Runs | _Semaphores]] = {
         "the gate": _Gates,
         "run.cancel": _Runs,
         "asyncio.Semaphore": _Semaphores,
     }
+    ways = {"the gate": "`Gate.cancel`", "run.cancel": "`run.cancel(index=)`"}
+    for beside, words in BESIDE.items():
+        kinds[f"run.cancel, {beside}"] = partial(_Runs, beside=beside)
+        ways[f"run.cancel, {beside}"] = f"`run.cancel(index=)`, {words}"
     cases = [(name, n) for n in settings.waiters for name in kinds]
     samples: Samples = {f"{name} {n}": [] for name, n in cases}
     kept: dict[tuple[str, int], _Gates | _Runs | _Semaphores] = {}
@@ -201,7 +207,7 @@ async def f5_cancel(settings: Settings) -> list[Row]:
     sizes = " / ".join(f"{n:,}" for n in settings.waiters)
     note(f"F5 microseconds a cancel at {sizes}: {told}")
     rows = []
-    for name, how in (("the gate", "`Gate.cancel`"), ("run.cancel", "`run.cancel(index=)`")):
+    for name, how in ways.items():
         rows.append(
             Row(
                 "F5",
@@ -235,12 +241,17 @@ async def f6_stall(settings: Settings) -> list[Row]:
         OWN: lambda: _whole_batch(calls_of(n), own_task=True),
         REUSED: lambda: _whole_batch(calls_of(n), own_task=False),
         message: lambda: _whole_batch(message_of(n), own_task=True),
+        **{one: partial(_whole_batch, calls_of(n), own_task=True, beside=beside) for one, beside in BY_BESIDE.items()},
     }
     by_run, by_caller = "towerman, run.cancel", "towerman, its caller is cancelled"
     stopping: dict[str, Callable[[], Awaitable[float]]] = {
         REF: lambda: _stall_of_gather_cancelled(n),
         by_run: lambda: _stall_of_batch_cancelled(n, by_caller=False),
         by_caller: lambda: _stall_of_batch_cancelled(n, by_caller=True),
+        **{
+            one: partial(_stall_of_batch_cancelled, n, by_caller=False, beside=beside)
+            for one, beside in BY_BESIDE.items()
+        },
     }
     runs: Samples = {name: [] for name in running}
     stops: Samples = {name: [] for name in stopping}
@@ -293,15 +304,16 @@ async def f6_stall(settings: Settings) -> list[Row]:
             most=0.1,
             against=REF,
         ),
+        *beside_rows("F6", f"longest turn of the loop while {n:,} calls are submitted and run", runs, REF),
+        *beside_rows("F6", f"the same, {n:,} calls cancelled by `run.cancel()`", stops, REF),
     ]
 
 
-def _whole_batch(calls: object, *, own_task: bool) -> Pass:
-    tower = make_tower(CAP)
-    add_handler(tower, yields, "none", own_task=own_task)
+def _whole_batch(calls: object, *, own_task: bool, beside: Beside = "nothing") -> Pass:
+    tower, budget = furnish(CAP, yields, own_task=own_task, beside=beside)
 
     async def run() -> BatchResult:
-        async with tower.run() as run:
+        async with tower.run(budget=budget) as run:
             return await run.execute(calls)
 
     return run
@@ -332,16 +344,15 @@ async def _stall_of_gather_cancelled(n: int) -> float:
     return longest
 
 
-async def _stall_of_batch_cancelled(n: int, *, by_caller: bool) -> float:
+async def _stall_of_batch_cancelled(n: int, *, by_caller: bool, beside: Beside = "nothing") -> float:
     sleeper = Sleeps(LONG)
-    tower = make_tower(CAP)
-    add_handler(tower, sleeper.call, "none")
-    async with tower.run() as run:
+    tower, budget = furnish(CAP, sleeper.call, beside=beside)
+    async with tower.run(budget=budget) as run:
         batch = asyncio.ensure_future(run.execute(calls_of(n)))
         while (statistics := tower.statistics()).waiting + statistics.behind + CAP < n:
             await asyncio.sleep(0)
-        await turns(2)
-        assert sleeper.running == CAP
+        while sleeper.running < CAP:  # with a journal their intents are written first
+            await asyncio.sleep(0)
 
         async def stop() -> object:
             if by_caller:

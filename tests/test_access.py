@@ -1327,3 +1327,56 @@ def test_r22_real_parallel_calls_meet_only_on_equal_arguments(
                 assert (conflict(access, access2) is not None) == (value == value2)
                 pairs += 1
     assert pairs > 50
+
+
+@pytest.mark.parametrize(
+    ("declared", "known", "unknown", "expected"),
+    [
+        ("ticket:{id}", {"id": 7}, (), ["ticket:7"]),
+        ("ticket:{id}", {"id": 7}, ("note",), ["ticket:7"]),
+        ("ticket:{id}", {}, ("id",), ["ticket:/**"]),
+        ("ticket:{id}", {}, (), ["ticket:/**"]),  # a default, which is filled in later
+        ("ticket:t{id}", {}, ("id",), ["ticket:/**"]),
+        ("desk/{area}/row{id}", {"area": "north"}, ("id",), ["/desk/north/**"]),
+        ("desk/{area}/{id}", {"id": 1}, ("area",), ["/desk/**"]),
+        ("desk/{areas}/{id}", {"areas": ["n", "s"]}, ("id",), ["/desk/**"]),
+        ("desk/{area}/**", {}, ("area",), ["/desk/**"]),
+        ("config:main", {}, ("id",), ["config:main"]),
+        ("file:{path}", {}, ("path",), ["file:/**"]),
+        ("file:~/{path}", {}, ("path",), ["file:/**"]),
+        ("file:/no/such/{name}", {}, ("name",), ["file:/no/such/**"]),
+        ("file:/{area}/{name}", {"area": "n\0"}, ("name",), ["file:/**"]),
+        ("ticket:{area}/{name}", {"area": ".."}, ("name",), None),
+        ("ticket:{area}/{name}", {"area": "n", "name": ".."}, (), ["ticket:n/**"]),
+        ("log", {}, ("x",), ["/log"]),
+        ("{name}", {}, ("name",), None),
+        (lambda id: f"ticket:{id}", {"id": 1}, ("other",), None),
+    ],
+)
+def test_s1_while_a_value_is_not_there_the_text_before_it_is_locked_with_all_below(
+    declared: object, known: dict[str, object], unknown: tuple[str, ...], expected: list[str] | None
+) -> None:
+    found = rule(declared).foreseen(known, unknown)
+    assert (found if found is None else [told(access)[2:] for access in found]) == expected
+
+
+def test_s1_a_read_that_a_foreseen_write_covers_is_left_out() -> None:
+    found = rule("ticket:{id}", "ticket:{id}").foreseen({}, ("id",))
+    assert found is not None
+    assert [told(access) for access in found] == ["w ticket:/**"]
+
+
+@given(
+    template=st.sampled_from(("t:{a}", "t:x/{a}/{b}", "d/{a}", "d/{a}/e/{b}", "d/{b}/**", "t:{a}{b}", "u:fixed")),
+    values=st.fixed_dictionaries({name: st.one_of(st.integers(0, 3), st.sampled_from("xyz")) for name in "ab"}),
+    unknown=st.sets(st.sampled_from("ab")),
+)
+def test_s1_what_is_touched_is_within_what_was_foreseen(
+    template: str, values: dict[str, object], unknown: set[str]
+) -> None:
+    compiled = rule(None, template)
+    foreseen = compiled.foreseen({name: value for name, value in values.items() if name not in unknown}, unknown)
+    assert foreseen is not None
+    assert within(compiled.accesses(values), foreseen)
+    if not unknown:
+        assert list(map(told, foreseen)) == list(map(told, compiled.accesses(values)))

@@ -480,26 +480,39 @@ def test_rules_are_looked_at_when_they_are_declared() -> None:
 
 
 def test_r126_changed_arguments_are_another_call(stage: Stage) -> None:
-    """R-126, S4: arguments that are changed in place after they were approved do not run."""
+    """R-126, S4: arguments that are changed in place after they were approved do not run: a declared function that has
+    kept them reaches only a copy, and what the last one to look changes is another call.
+    """
     tower = stage.tower()
     kept: list[Any] = []
+    bought: list[list[str]] = []
 
     def notes(items: list[str]) -> bool:
         kept.append(items)
         return True
 
+    def adds(items: list[str]) -> bool:
+        items.append("a yacht")
+        return True
+
     @tower.tool(independent=True, requires_approval=notes)
-    async def buy(items: list[str]) -> list[str]:
-        return items
+    async def buy(items: list[str]) -> None:
+        bought.append(items)
+
+    @tower.tool(independent=True, requires_approval=True, still_valid=adds)
+    async def order(items: list[str]) -> None:
+        bought.append(items)
 
     async def approver(request: ApprovalRequest) -> Answer:
         kept[0].append("a yacht")
         return Approved()
 
-    done = run_batch(stage, tower, [Call("buy", {"items": ["a pen"]})], approver=approver)
-    assert outcomes(done) == ["approval_expired"]
-    assert "has not" not in done[0].message
-    assert "Call it again" in done[0].message
+    calls = [Call("buy", {"items": ["a pen"]}), Call("order", {"items": ["a pen"]})]
+    done = run_batch(stage, tower, calls, approver=approver)
+    assert outcomes(done) == ["ok", "approval_expired"]
+    assert bought == [["a pen"]]
+    assert "has not" not in done[1].message
+    assert "Call it again" in done[1].message
 
 
 # ==================================================================== edited
@@ -1833,3 +1846,171 @@ def test_s14_with_a_journal_another_process_finds_what_has_run(stage: Stage, tmp
 
     stage.run(main())
     assert stage.started == {"cleanup x": 1}
+
+
+# ==================================================================== the call stands still
+
+
+class Parcel:
+    """An argument that is no JSON."""
+
+    def __init__(self, weight: int) -> None:
+        self.weight = weight
+
+
+@pytest.mark.parametrize("where", ["here", "elsewhere", "in the journal"])
+def test_s4_a_call_is_what_it_was_when_it_was_looked_over(stage: Stage, where: str) -> None:
+    """S4, R-126: whoever made the calls changes its objects while a person decides; what is compared, kept in
+    `state()`, written down and run is the call that was handed in, and so is one that stands behind it.
+    """
+    options: dict[str, Any] = {"secret": "s", "journal": ":memory:" if where == "in the journal" else None}
+    ran: list[tuple[str, object]] = []
+
+    def declare(tower: Tower) -> None:
+        @tower.tool(writes="account", requires_approval=True)
+        async def pay(to: list[str], amount: int) -> None:
+            ran.append(("pay", (tuple(to), amount)))
+
+        @tower.tool(writes="account")
+        async def note(text: dict[str, str]) -> None:
+            ran.append(("note", dict(text)))
+
+    tower = stage.tower(**options)
+    declare(tower)
+    other = tower
+    if where == "elsewhere":
+        other = stage.tower(**options)
+        declare(other)
+    given: dict[str, Any] = {"to": ["ann"], "amount": 1}
+    behind: dict[str, Any] = {"text": {"a": "b"}}
+
+    async def main() -> tuple[BatchResult, BatchResult]:
+        stage.loop = here()
+        async with tower.run("r") as run, other.run("r") as again:
+            first = await run.execute([Call("pay", given, "p"), Call("note", behind, "n")], batch_id="b")
+            digest = first.pending[0].digest
+            given["to"].append("mallory")
+            given["amount"] = 1_000_000
+            behind["text"]["a"] = "c"
+            assert first.pending[0].digest == digest and first.pending[0].arguments == {"to": ["ann"], "amount": 1}
+            state = first.state()
+            assert "mallory" not in state and "1000000" not in state
+            given.clear()
+            assert json.loads(first.state().partition("\n")[0]) is not None
+            done = await (run if again is run or where != "elsewhere" else again).resume(
+                state, decide(first, Approved())
+            )
+            await stage.settled(tower)
+            return first, done
+
+    first, done = stage.run(main())
+    assert outcomes(first) == ["approval_missing", "held_behind"]
+    assert outcomes(done) == ["ok", "ok"]
+    assert ran == [("pay", (("ann",), 1)), ("note", {"a": "b"})]
+
+
+def test_s4_what_waits_here_is_frozen_too(stage: Stage) -> None:
+    """S4: the same while an approver in the process thinks, for JSON and for an object that is none; the decision's own
+    arguments stand still as well. What needs no approval gets the object itself.
+    """
+    tower = stage.tower(max_concurrency=1)
+    ran: list[int] = []
+    mine = Parcel(3)
+    seen: list[object] = []
+
+    @tower.tool(independent=True, requires_approval=True)
+    async def send(parcel: object, to: list[str]) -> None:
+        assert isinstance(parcel, Parcel)
+        await asyncio.sleep(1)
+        ran.append(parcel.weight)
+        seen.append(tuple(to))
+
+    @tower.tool(independent=True)
+    async def weigh(parcel: object) -> None:
+        seen.append(parcel)
+
+    given: dict[str, Any] = {"parcel": mine, "to": ["ann"]}
+    edit: dict[str, Any] = {"parcel": Parcel(3), "to": ["bob"]}
+
+    async def approver(request: ApprovalRequest) -> Answer:
+        await asyncio.sleep(1)
+        mine.weight = 9
+        given["to"].append("mallory")
+        if request.call_id == "edit":
+            asyncio.get_running_loop().call_later(0.5, edit["to"].append, "mallory")  # while it waits for its slot
+            return Approved(arguments=edit)
+        return Approved()
+
+    calls = [Call("send", given, "plain"), Call("send", {"parcel": Parcel(3), "to": ["x"]}, "edit")]
+    done = run_batch(stage, tower, [*calls, Call("weigh", {"parcel": mine})], approver=approver)
+    assert outcomes(done) == ["ok", "ok", "ok"]
+    assert ran == [3, 3] and seen[0] is mine and seen[1:] == [("ann",), ("bob",)]
+
+
+def test_s4_a_deferred_call_is_what_it_was(stage: Stage) -> None:
+    """S4, R-74: what is put into the durable queue is the call that was looked over."""
+    tower = stage.tower(journal=":memory:", pools={"p": 1})
+
+    @tower.tool(independent=True, pools=["p"])
+    async def hog() -> None:
+        await asyncio.sleep(5)
+
+    @tower.tool(independent=True, pools=["p"], when_busy="defer", max_wait=1.0)
+    async def pay(amounts: list[int]) -> None: ...
+
+    given = {"amounts": [1]}
+
+    async def main() -> BatchResult:
+        stage.loop = here()
+        async with tower.run("a") as one, tower.run("b") as two:
+            first = asyncio.ensure_future(one.execute([Call("hog", {})]))
+            await asyncio.sleep(0.5)
+            second = asyncio.ensure_future(two.execute([Call("pay", given)], batch_id="b"))
+            await asyncio.sleep(0)  # it was looked over, and the journal is being asked
+            given["amounts"].append(1_000_000)
+            done = await second
+            await first
+            await stage.settled(tower)
+            return done
+
+    done = stage.run(main())
+    assert outcomes(done) == ["deferred"]
+    assert tower._journal is not None
+    written = tower._journal.arguments_of("queued", str(done[0].handle)).result(10)
+    assert written is not None and b"[1]" in written and b"1000000" not in written
+
+
+def test_s4_who_comes_second_gets_the_result_that_came_while_it_was_read(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: a batch is gone on with twice at once, and the first one has its result when the second has been taken up and
+    not been looked over: both have the same result, and the call ran once.
+    """
+    from towerman.approvals import Approval
+    from towerman.runner.shell import Shell
+
+    tower = stage.tower()
+
+    @tower.tool(independent=True, read_only=False, requires_approval=True)
+    async def pay() -> str:
+        with stage.on("pay"):
+            return "paid"
+
+    take_up = Shell.take_up
+
+    def unaware(self: Any, *given: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Approval, "settled", property(lambda approval: False))
+            take_up(self, *given)
+
+    async def main() -> None:
+        async with tower.run() as run:
+            first = await run.execute([Call("pay", {})])
+            state, name = first.state(), first.pending[0].approval_id
+            done = await run.resume(state, {name: Approved()})
+            monkeypatch.setattr(Shell, "take_up", unaware)
+            again = await run.resume(state, {name: Approved()})
+        assert [one.content for one in again] == [one.content for one in done] == ["paid"]
+
+    stage.run(main())
+    assert stage.started["pay"] == 1

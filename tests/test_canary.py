@@ -586,6 +586,7 @@ SINKS: dict[str, Callable[[Seen], str]] = {
     "journal: all but the tables of values": lambda seen: seen.written,
     "towerman journal": lambda seen: seen.listed,
     "timeline": lambda seen: _lines([batch.timeline() for batch in seen.batches]),
+    "timeline as a picture": lambda seen: _lines([batch.timeline_svg() for batch in seen.batches]),
     "spans": lambda seen: _lines([repr(batch.spans()) for batch in seen.batches]),
     "message of its own result": lambda seen: _lines(
         [result.message for result in seen.own if seen.allowed not in ("words", "reason") or result.ok]
@@ -624,7 +625,8 @@ def explained(seen: Seen) -> str:
         told = seen.tower.explain(seen.given)
     except InputError as error:
         return _lines([error, repr(error)])
-    return _lines([told, json.dumps(told.to_dict(), ensure_ascii=False), told.to_svg(), repr(told), repr(told.calls)])
+    texts = [told, told.text(80), told.text(80, ascii_only=True), told.to_svg(), repr(told), repr(told.calls)]
+    return _lines([*texts, json.dumps(told.to_dict(), ensure_ascii=False)])
 
 
 def living() -> list[str]:

@@ -304,6 +304,8 @@ def write_of_a_whole_tree() -> Tower:
         case(
             deferring_without_bounds,
             ("warning", "journal_in_memory", "tower"),
+            ("warning", "deferred_in_memory", "tool t0"),
+            ("warning", "deferred_in_memory", "tool t1"),
             ("note", "deferred_without_queue_bound", "tool t0"),
             ("note", "deferring_without_limit", "tool t0"),
             ("note", "deferred_write_may_need_a_person", "tool t1"),

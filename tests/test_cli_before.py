@@ -55,6 +55,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "calls.json").write_text(json.dumps(CALLS))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("COLUMNS", raising=False)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
@@ -66,7 +67,7 @@ def test_explain_prints_groups_and_draws(desk: Path, capsys: pytest.CaptureFixtu
     """R-140, G8: `towerman explain` says what would run together and why not, draws it, and runs nothing."""
     assert main(["explain", "calls.json", "--tools", "my_tools:tower", "--graph", "out.svg"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("3 calls would run in 3 groups (longest chain: 0, 1, 2).\n")
+    assert out.startswith("3 calls would run in 3 groups (critical path: 0, 1, 2).\n")
     assert "waits for 0: resource file:{path} (write, then write)" in out
     assert err == "hello from the module\n"
     drawing = (desk / "out.svg").read_text(encoding="utf-8")
@@ -135,6 +136,34 @@ def test_text_goes_where_only_ascii_goes(desk: Path, monkeypatch: pytest.MonkeyP
         sys.stdout.flush()
         text = raw.getvalue().decode("ascii")
     assert "read gr\\xf6\\xdfe:{path}, pool one" in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_r140_an_explanation_is_as_wide_as_the_terminal(
+    desk: Path, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R-140: where the width is known lines are broken at it; groups stand at a line of box characters, and in ASCII
+    where only that can be written.
+    """
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = [{"id": name, "tool": name, "arguments": {}} for name in ("nobody" * 3, "wirte", "legacy")]
+    (desk / "calls.json").write_text(json.dumps([*CALLS, *long]))
+    assert main(["explain", "calls.json", "--tools", "my_tools:tower"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert "┌ group 1: 1 call" in lines
+    assert "│ ● 0  write           write file:{path}, pool one" in lines
+    assert "│      ╰╌ waits for 0: resource file:{path} (write, then write)" in lines
+    raw = io.BytesIO()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+        assert main(["explain", "calls.json", "--tools", "my_tools:tower"]) == 1
+        sys.stdout.flush()
+        plain = raw.getvalue().decode("ascii").splitlines()
+    assert max(map(len, plain)) <= width
+    assert "+ group 1: 1 call" in plain
+    assert "|      `= waits for 0: resource file:{path} (write, then write)" in plain
+    assert len(plain) == len(lines)
 
 
 @pytest.mark.parametrize(

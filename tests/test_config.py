@@ -30,9 +30,11 @@ from towerman.config import (
     TOOL_KEYS,
     TOWER_KEYS,
     Config,
+    Rule,
     from_environment,
     laid_out,
     load,
+    overlaid,
     rule,
     schema,
 )
@@ -533,6 +535,43 @@ def test_the_environment_names_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # ==================================================================== rules for tools
+
+
+ACCESS: list[dict[str, object]] = [
+    *({key: value} for key in ("independent", "sequential") for value in (True, False)),
+    *({"reads": "a"}, {"writes": "b"}, {"reads": "c", "writes": "d"}),
+]
+
+RULES = st.builds(
+    lambda pattern, options: Rule(pattern, options, "here"),
+    st.sampled_from(("crm_*", "*_read", "crm_read", "crm_[rw]*")),
+    st.dictionaries(st.sampled_from(("timeout", "max_wait", "weight")), st.integers(1, 9), max_size=2).flatmap(
+        lambda numbers: st.sampled_from(
+            [{}, *ACCESS],
+        ).map(lambda access: {**numbers, **access})
+    ),
+)
+
+
+@given(st.lists(st.lists(RULES, max_size=3), max_size=8), st.sampled_from(("crm_read", "crm_write", "to_read")))
+def test_rules_that_are_given_again_and_again_say_the_same_and_do_not_grow(turns: list[list[Rule]], name: str) -> None:
+    layer: tuple[Rule, ...] = ()
+    for later in turns:
+        layer = overlaid(layer, later)
+    every = [one for later in turns for one in later]
+    own = {"timeout": 3}
+    assert laid_out(name, own, layer)[0] == laid_out(name, own, every)[0]
+    assert len(layer) <= 4 * 7, "each kept rule has an option that no later one of its pattern gives"
+
+
+def test_a_tower_that_is_changed_without_end_does_not_grow() -> None:
+    """A change costs as much after thousands of others as after none."""
+    tower = Tower(pools={"small": 2})
+    tower.add_tool(lambda: None, name="quick", independent=True, max_concurrency=2)
+    for turn in range(200):
+        tower.configure(pools={"small": 1 + turn % 3}, tools={"quick": {"max_concurrency": 1 + turn % 5}})
+        tower.policy("qu*", timeout=1 + turn)
+    assert len(tower._layers.rules) == 2
 
 
 def test_the_most_specific_rule_wins_for_each_option() -> None:

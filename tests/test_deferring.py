@@ -831,7 +831,7 @@ def test_a_tool_that_is_gone_or_has_changed_ends_with_a_clear_refusal(
 
         with caplog.at_level(logging.WARNING, "towerman"):
             report = await Worker(other, poll=0.01, foreign_after=3600).run(once=True)
-        assert report == worker_room.WorkerReport() and "'pack'" in caplog.text
+        assert report == worker_room.WorkerReport(left=2) and "'pack'" in caplog.text
         report = await Worker(other, poll=0.01, foreign_after=0).run(once=True)
         assert report.failed == 2
         assert other.journal is not None

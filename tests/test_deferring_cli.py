@@ -112,7 +112,9 @@ def test_r123_submitted_calls_are_run_and_followed(capsys: pytest.CaptureFixture
     assert "it ended error (handler_error)" in capsys.readouterr().out
     assert main(["status", "--journal", "j.db"]) == 0 and capsys.readouterr().out == "4 done\n"
     code, out, _ = say("worker", "--tools", "box_tools.py:tower", "--once", "--json")
-    assert code == 0 and json.loads(out) == {"done": 0, "failed": 0, "returned": 0, "unknown": 0, "lost": 0}
+    assert code == 0 and json.loads(out) == {
+        "done": 0, "failed": 0, "returned": 0, "unknown": 0, "lost": 0, "left": 0, "waiting_for_approval": 0,
+    }  # fmt: skip
 
 
 def test_what_is_refused_is_told_and_costs_the_others_nothing() -> None:

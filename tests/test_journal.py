@@ -14,7 +14,7 @@ import pytest
 from kit import Stage, codes, here, on_stage, sound, whole_again
 from test_journal_store import Mirror, dead, rows
 
-from towerman import BatchResult, Call, Context, Event, Journal, PolicyError, Result, Run, ToolError, Tower
+from towerman import BatchResult, Call, Context, Event, Journal, PolicyError, Result, Retry, Run, ToolError, Tower
 from towerman.journal import calls
 from towerman.records import Answer, Intent, JournalUnavailable, Unsettled, digest, identity, place
 from towerman.runner import filing
@@ -376,13 +376,87 @@ def test_r121_a_handler_gets_the_same_key_each_time(stage: Stage, where: str) ->
 
 
 def test_a_key_is_made_without_a_journal_too(stage: Stage) -> None:
-    """Where a call can be found again its key is made of that, also where nothing is written down; else it has none."""
+    """R-121, S14: where a call can be found again its key is made of that, also where nothing is written down; else it
+    is new at each hand-in.
+    """
     desk = Desk(stage, None, secret="shhh")
     for _ in range(2):
         desk.batch(Call("pay", {"n": 1}))
-    desk.batch(Call("pay", {"n": 1}), batch_id=None)
-    assert desk.keys[0] == desk.keys[1] is not None and desk.keys[2] is None
+    for _ in range(2):
+        desk.batch(Call("pay", {"n": 1}), Call("pay_in_thread", {"n": 1}), batch_id=None)
+    desk.batch(Call("pay", {"n": 1}, idempotency_key=""), Call("look", {"n": 1}), batch_id=None)
+    assert desk.keys[0] == desk.keys[1] is not None
+    new = desk.keys[2:7]
+    assert len({desk.keys[0], *new}) == 6 and all(key is not None and key.startswith("tm-") for key in new)
+    assert desk.keys[7:] == [None]  # a read's
     assert desk.tower.statistics().journal is None
+
+
+@pytest.mark.parametrize("way", ["journal", "batch_id", "neither"])
+def test_r121_p70_a_made_key_is_the_same_in_each_attempt(stage: Stage, way: str) -> None:
+    """R-121, P-70, G10: calls that came without a key have one each, the same in each attempt, so that a handler which
+    drops what it has seen pays each of them, and pays it once.
+    """
+    tower = stage.tower(journal=":memory:" if way == "journal" else None)
+    paid: dict[str | None, int] = {}
+    seen: list[tuple[int, str | None]] = []
+
+    @tower.tool(independent=True, idempotent=True, retry=Retry(3, initial_delay=0.01, max_delay=0.01))
+    async def pay(n: int, ctx: Context) -> str:
+        seen.append((n, ctx.idempotency_key))
+        paid.setdefault(ctx.idempotency_key, n)
+        if ctx.attempt < 3:
+            raise ConnectionError
+        return f"paid {n}"
+
+    async def main() -> BatchResult:
+        stage.loop = here()
+        async with tower.run("run") as run:
+            calls = [Call("pay", {"n": n}) for n in (1, 1, 2)]
+            done = await run.execute(calls, batch_id="b" if way == "batch_id" else None)
+        await stage.settled(tower)
+        return done
+
+    done = stage.run(main())
+    assert [one.attempts for one in done] == [3, 3, 3] and done.ok
+    assert len(seen) == 9 and sorted(paid.values()) == [1, 1, 2] and None not in paid
+
+
+def test_r121_one_run_that_answers_many_has_one_key(stage: Stage) -> None:
+    """R-121, S11: calls that are shared or merged into one run have that run's key, the same in each of its attempts;
+    what is handed in again has another.
+    """
+    tower = stage.tower()
+    seen: list[str | None] = []
+
+    @tower.tool(writes="desk", idempotent=True, share_identical=True, retry=Retry(2, initial_delay=0.01))
+    async def tidy(ctx: Context) -> None:
+        seen.append(ctx.idempotency_key)
+        if ctx.attempt == 1:
+            raise ConnectionError
+
+    @tower.tool(
+        idempotent=True,
+        writes="box",
+        merge=lambda many: {"n": [n for one in many for n in one["n"]]},
+        retry=Retry(2, initial_delay=0.01),
+    )
+    async def post(n: list[int], ctx: Context) -> list[int]:
+        seen.append(ctx.idempotency_key)
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return n
+
+    async def main() -> None:
+        stage.loop = here()
+        for row in ([Call("tidy", {})] * 2, [Call("post", {"n": [n]}) for n in range(3)]):
+            for _ in range(2):
+                assert (await tower.execute(row)).ok
+        await stage.settled(tower)
+
+    stage.run(main())
+    assert None not in seen and len(seen) == 8
+    assert seen[::2] == seen[1::2] and len(set(seen)) == 4
 
 
 # ==================================================================== at work elsewhere

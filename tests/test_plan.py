@@ -324,6 +324,23 @@ def test_r38_p20_what_needs_a_failed_call_is_skipped_and_the_first_failure_named
     plan.validate()
 
 
+def test_r38_what_runs_anyway_waits_for_a_failed_call_and_is_not_skipped() -> None:
+    plan = Plan(5, [(), (0,), (0, 1), (1,), (2,)], anyway=(2,))
+    assert list(plan.start()) == [0]
+    assert plan.seal(0, False) == ([2], [(1, 0), (3, 0)]), "2 runs anyway; what needs only what is skipped does not"
+    assert plan.seal(2, True) == ([4], [])
+    plan.validate()
+
+
+def test_r38_what_runs_anyway_still_waits_for_the_others() -> None:
+    plan = Plan(3, [(), (), (0, 1)], [(), (("k", X),), (("k", X),)], anyway=(2,))
+    assert sorted(plan.start()) == [0, 1]
+    assert plan.seal(0, False) == ([], [])
+    assert plan.seal(1, False) == ([], []), "the work of 1, which holds the same, goes on"
+    assert plan.end(1) == [2]
+    plan.validate()
+
+
 def test_r38_the_first_of_two_failures_is_the_culprit() -> None:
     """R-38: a call skipped once is not skipped again for a second failure."""
     plan = Plan(3, [(), (), (0, 1)])
@@ -952,13 +969,16 @@ def test_without_edges_nobody_is_held() -> None:
 
 
 class PlanMachine(RuleBasedStateMachine):
-    """Random batches, sealed and ended in any order, with failures and calls given up while they wait."""
+    """Random batches, sealed and ended in any order, with failures, calls given up while they wait, and calls that run
+    whatever came of those that they need.
+    """
 
-    @initialize(batch=batches(12))
-    def build(self, batch: tuple[list[tuple[int, ...]], list[tuple[Hold, ...]]]) -> None:
+    @initialize(batch=batches(12), anyway=st.frozensets(st.integers(0, 11)))
+    def build(self, batch: tuple[list[tuple[int, ...]], list[tuple[Hold, ...]]], anyway: frozenset[int]) -> None:
         self.needs, self.holds = batch
         self.size = len(self.needs)
-        self.plan = Plan(self.size, self.needs, self.holds)
+        self.anyway = anyway
+        self.plan = Plan(self.size, self.needs, self.holds, anyway=anyway)
         self.earlier: list[set[int]] = [set() for _ in range(self.size)]
         for a, b in closure(conflict_pairs(self.needs, self.holds)):
             self.earlier[b].add(a)
@@ -970,7 +990,9 @@ class PlanMachine(RuleBasedStateMachine):
         self.started = False
 
     def may_run(self, index: int) -> bool:
-        return all(self.sealed.get(other) for other in self.needs[index]) and self.earlier[index] <= self.ended
+        needed = [self.sealed.get(other) for other in self.needs[index]]
+        there = None not in needed if index in self.anyway else all(needed)
+        return there and self.earlier[index] <= self.ended
 
     def told(self, ready: Sequence[int], skipped: Sequence[tuple[int, int]] = ()) -> None:
         assert not ready or self.started
@@ -980,6 +1002,7 @@ class PlanMachine(RuleBasedStateMachine):
         for index, culprit in skipped:
             assert index not in self.ready | self.dropped | set(ready)
             assert index not in self.skipped
+            assert index not in self.anyway
             assert self.sealed[culprit] is False
             assert culprit not in self.skipped
             self.skipped[index] = culprit
@@ -1045,7 +1068,8 @@ class PlanMachine(RuleBasedStateMachine):
             if not waiting:
                 continue
             assert not (self.started and self.may_run(index)), f"call {index} was forgotten"
-            assert not any(self.sealed.get(other) is False for other in self.needs[index])
+            failed = any(self.sealed.get(other) is False for other in self.needs[index])
+            assert index in self.anyway or not failed
             blockers = self.plan.blockers(index)
             assert {other for kind, other in blockers if kind == "needs"} == set(self.needs[index]) - self.sealed.keys()
             after = {other for kind, other in blockers if kind == "after"}

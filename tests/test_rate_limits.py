@@ -6,6 +6,7 @@ Time is virtual, so instants are exact. After every test `stage` asks each tower
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from kit import CountedWorkers, Stage, codes, gate_of, on_stage, run_batch, soun
 
 from towerman import Call, Context, Event, PolicyError, Pool, Rate, RateLimited, Tower
 from towerman.policy import rate_of
+from towerman.testing import Rehearsal
 
 stage = pytest.fixture(on_stage)
 
@@ -659,6 +661,24 @@ def test_r122_who_would_wait_in_vain_is_told_at_once(stage: Stage) -> None:
     stage.run(main())
 
 
+def test_r122_g12_whom_a_pause_refuses_is_answered(stage: Stage) -> None:
+    """R-122, G12: calls that wait for the rate of a tool when its service says that it takes no more for a minute are
+    answered in that step: nothing else would ever look at them again, and their batch would not end.
+    """
+    tower = stage.tower()
+    starts: list[float] = []
+
+    @tower.tool(independent=True, rate="1/2s")
+    async def q() -> None:
+        starts.append(stage.clock.value)
+        await asyncio.sleep(0.5)
+        raise RateLimited(60)
+
+    done = run_batch(stage, tower, [Call("q", {})] * 3)
+    assert codes(done) == ["rate_limited"] * 3 and [one.started for one in done] == [True, False, False]
+    assert (starts, stage.clock.value) == ([0], 0.5)
+
+
 def test_r122_r119_a_tool_that_is_tried_again_waits_for_its_service(stage: Stage) -> None:
     """R-119, R-122, S9: attempts are admitted again and keep the pause like everybody else; after it all are well."""
     tower = stage.tower(run_concurrency=4, max_calls_per_batch=40, max_wait=1e6)
@@ -766,3 +786,54 @@ def test_a_rate_in_the_child_of_a_fork_is_its_own(stage: Stage) -> None:
     tower._core.workers = CountedWorkers("towerman-worker")
     assert codes(run_batch(stage, tower, [Call("q", {})] * 2)) == [None, "rate_limited"]
     stage.towers.remove(tower)  # an hour would have to pass for its probes
+
+
+def test_r122_in_the_child_of_a_fork_a_tool_without_a_rate_pauses_and_runs() -> None:
+    """A tool that was asked to pause before the fork has no rate in the child, until it is asked again there."""
+    tower = Tower()
+
+    @tower.tool(independent=True)
+    async def look() -> str:
+        raise RateLimited(0.001)
+
+    def hand_in() -> list[str | None]:
+        return [result.code for result in asyncio.run(tower.execute([Call("look", {})] * 2))]
+
+    told = hand_in()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if hand_in() == told and hand_in() == told else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_r122_a_tool_without_a_rate_pauses_in_a_rehearsal_too() -> None:
+    """What is rehearsed is what happens: the calls behind a pause are told, and do not start."""
+    tower = Tower()
+
+    @tower.tool(independent=True, max_wait=5)
+    async def look() -> None:
+        """Nobody's."""
+
+    with Rehearsal(tower) as rehearsal:
+        rehearsal.script("look", raises=RateLimited(60))
+        batch = rehearsal.execute([Call("look", {})] * 20)
+        again = rehearsal.execute([Call("look", {})])
+    assert sum(result.started for result in batch) == 8
+    assert again[0].code == "rate_limited"
+
+
+def test_r122_a_tool_pauses_in_the_child_of_a_fork_as_before(stage: Stage) -> None:
+    """R-122, R-09: a tool without a rate that was asked to pause before a fork pauses when its service asks for it
+    in the child.
+    """
+    tower = stage.tower(max_wait=10)
+
+    @tower.tool(independent=True)
+    async def q() -> None:
+        raise RateLimited(60)
+
+    for _ in range(2):
+        assert [one.started for one in run_batch(stage, tower, [Call("q", {})])] == [True]
+        assert [one.started for one in run_batch(stage, tower, [Call("q", {})])] == [False]
+        tower._after_fork()
+        tower._core.workers = CountedWorkers("towerman-worker")

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from towerman import Call, Context, Event, PolicyError, Tower
+from towerman import Call, Context, Event, PolicyError, RateLimited, Tower
 from towerman.testing import (
     Rehearsal,
     Stuck,
@@ -995,4 +995,56 @@ def test_a_watched_tower_is_rehearsed_apart() -> None:
     assert tower.options.pools["crm"].permits == 1
     assert tower.report().calls == 1
     assert tower.statistics().pools["crm"].limit == 1
+    tower.close()
+
+
+@pytest.mark.parametrize("way", ["rehearsal", "run"])
+def test_r122_a_service_is_heard_in_a_rehearsal(way: str) -> None:
+    """R-122: in the test kit, as on the tower itself, a tool without a rate pauses when its service asks for it: for
+    calls of its run that wait, and for those that come later.
+    """
+    tower = Tower(run_concurrency=2)
+
+    @tower.tool(independent=True)
+    async def ask() -> None:
+        await asyncio.sleep(1)
+        raise RateLimited(60)
+
+    async def main() -> list[bool]:
+        async with tower.run() as one:
+            done = [*await one.execute([Call("ask", {})] * 5), *await one.execute([Call("ask", {})])]
+        assert [result.code for result in done] == ["rate_limited"] * 6
+        assert asyncio.get_running_loop().time() == 1
+        assert tower.statistics().rates["tool:ask"].free_in == 60
+        return [result.started for result in done]
+
+    if way == "run":
+        started = run(main, tower)
+    else:
+        with Rehearsal(tower, real="*") as rehearsal:
+            started = rehearsal.run(main)
+    assert started == [True, True, False, False, False, False]
+    assert not tower.statistics().rates, "what is rehearsed has not happened"
+
+
+def test_a_rehearsal_wires_what_a_tower_wires() -> None:
+    """All that a core knows of its tower, and a tower of its core, is of the same pair in a rehearsal; and whatever a
+    new core has besides is what the tower's own has.
+    """
+    tower = desk(journal=":memory:", budgets={"run": {"calls": 5}}, mode="observe")
+    before = dict(vars(tower))
+
+    def wired() -> set[str]:
+        core = tower._core
+        assert core.runs is tower._runs and core.journal is tower._journal
+        assert core.pause.__self__ is tower._limits  # type: ignore[attr-defined]
+        assert tower._limits._core is core and core.policy is tower.options and core.reader is None
+        assert tower._run_count == 0 and not tower._closed
+        return {name for name, value in vars(core).items() if value}
+
+    own = wired()
+    with Rehearsal(tower):
+        assert tower._core is not before["_core"] and tower._limits is not before["_limits"]
+        assert wired() - {"random", "watching"} == own - {"watching"}
+    assert vars(tower) == before
     tower.close()

@@ -389,3 +389,26 @@ def test_a_call_refused_after_waiting_shows_how_long() -> None:
         ]
     )
     assert story.spans == (Span(0, "a", "rejected", "wait_timeout", 0.5, None, 2.0),)
+
+
+def test_r133_a_blank_gives_way_before_a_word() -> None:
+    """R-133: at 100 columns long codes and what was waited for stand there whole; where all fits, two blanks stand
+    between columns. What a call waited for of its own tool is told without the tool's name, of another's with it.
+    """
+    late = ("rate of tool track_parcel",)
+    spans = [
+        Span(10, "track_parcel", "ok", None, 0.0, 1.1, 1.7, None, late, tokens=6),
+        Span(11, UNKNOWN_TOOL, "rejected", "invalid_arguments", None, None, 0.0, tokens=120),
+        Span(12, "translate", "rejected", "budget_exhausted", None, None, 0.0, None, ("budget of run (cost)",)),
+        Span(13, "track_parcel", "ok", None, 0.0, 1.1, 1.7, None, ("limit of tool track_parcel", "pool p")),
+        Span(14, "other", "ok", None, 0.0, 1.1, 1.7, None, ("limit of tool a",)),
+    ]
+    drawing = draw(spans, width=100)
+    assert "…" not in drawing
+    for words in ("invalid_arguments", "budget of run (cost)", "own rate", "own limit, pool p", "limit of tool a"):
+        assert words in drawing
+    assert max(map(len, drawing.split("\n"))) <= 100
+    assert min(map(len, bars(drawing).values())) >= 24
+    assert drawing.split("\n")[2].startswith(" # tool           status ")
+    assert draw(spans, width=120).split("\n")[2].startswith(" #  tool            status ")
+    assert "own rate" in draw(spans[:1], width=70)

@@ -28,6 +28,9 @@ Applied = Literal["no", "yes", "unknown"]
 Retryable = Literal["yes", "no", "unknown"]
 """Whether trying again can help and can do no harm."""
 
+IfFailed = Literal["skip", "run_anyway"]
+"""What becomes of a call where one that it needs came to nothing."""
+
 Arguments = Mapping[str, object]
 
 # Lock modes of a resource, as in granular locking: the intention modes stand on the nodes above.
@@ -63,7 +66,9 @@ class Call:
         arguments: a mapping of argument names to values, or the JSON text as the model wrote it.
         id: the provider's id; may be empty or repeated.
         needs: ids of calls of the same batch whose results must be there first.
-        idempotency_key: handed to the handler as it is (`Context.idempotency_key`).
+        idempotency_key: handed to the handler as it is (`Context.idempotency_key`); None or empty: the call comes
+            without one, and where it may have an effect one is made for it.
+        if_failed: what to do where a call that it needs came to nothing: `skip` it too, or `run_anyway`.
     """
 
     tool: str
@@ -71,6 +76,7 @@ class Call:
     id: str = ""
     needs: Sequence[str] = ()
     idempotency_key: str | None = None
+    if_failed: IfFailed = "skip"
 
     def __repr__(self) -> str:
         return f"Call(id={self.id[:64]!r}, arguments={_size(self.arguments)}, needs={len(self.needs)})"
@@ -88,6 +94,10 @@ class Batch:
         response_id: the provider's id of the response, or None.
         batch_id: what the caller calls the batch by, or None; with a journal, a batch that is handed in again under
             the same id in a run of the same id is answered, not run again.
+        plan: it is a plan: references to results in the arguments are read, and repeated ids are refused.
+        ordered: it is a plan in whose form a step may only refer to steps before it.
+        numbered: it is a plan whose ids are numbers of its form.
+        outputs: of a plan that names what it comes to: values with references, by name; or None.
     """
 
     calls: tuple[Call, ...]
@@ -96,6 +106,10 @@ class Batch:
     truncated: bool = False
     response_id: str | None = None
     batch_id: str | None = None
+    plan: bool = False
+    ordered: bool = False
+    numbered: bool = False
+    outputs: Mapping[str, object] | None = None
 
     def __repr__(self) -> str:
         return f"Batch({len(self.calls)} calls, format={self.format!r}, truncated={self.truncated})"

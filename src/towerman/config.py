@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, cast, get_args
 
@@ -111,6 +112,11 @@ _FLAGS: Final[Mapping[str, bool]] = {"true": True, "1": True, "false": False, "0
 # -------------------------------------------------------------------------------------------- rules for tools
 
 
+@lru_cache(maxsize=1024)
+def _matcher(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(translate(pattern)).match
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Rule:
     """Options for the tools whose names fit a pattern.
@@ -132,7 +138,7 @@ class Rule:
 
     def fits(self, name: str) -> bool:
         """Does it speak of this tool?"""
-        return re.match(translate(self.pattern), name) is not None
+        return _matcher(self.pattern)(name) is not None
 
     def __repr__(self) -> str:
         return f"Rule({self.pattern!r}, {', '.join(self.options)})"
@@ -148,6 +154,31 @@ def rule(pattern: object, options: Mapping[str, object]) -> Rule:
         raise PolicyError(f"policy: a tool's name or a pattern such as 'crm_*'; got {shown(pattern)}")
     where = f"policy {pattern!r}"
     return Rule(pattern, MappingProxyType(tool_options(where, options)), f"tower.{where}")
+
+
+def overlaid(rules: Sequence[Rule], later: Sequence[Rule]) -> tuple[Rule, ...]:
+    """One layer of rules with further ones behind them, without what these make void: a layer that is changed again and
+    again does not grow.
+
+    Of an earlier rule for the very same pattern an option is void that is given again. What is said of the access stays
+    where it also takes away what weaker rules say, and what is given again does not.
+    """
+    found = list(rules)
+    for one in later:
+        kept = []
+        for before in found:
+            if before.pattern == one.pattern:
+                options = {key: value for key, value in before.options.items() if not _void(key, value, one.options)}
+                if not options:
+                    continue
+                before = replace(before, options=MappingProxyType(options))
+            kept.append(before)
+        found = [*kept, one]
+    return tuple(found)
+
+
+def _void(key: str, value: object, later: Mapping[str, object]) -> bool:
+    return key in later and not (key in ("independent", "sequential") and value is True and later[key] is not True)
 
 
 def laid_out(

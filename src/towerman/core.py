@@ -19,16 +19,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from towerman.access import AccessRefused, flat_holds
-from towerman.arguments import ArgumentsRefused, near_names
+from towerman.arguments import ArgumentsRefused, load_arguments, near_names
 from towerman.budgets import Account, Asks, Shares, number
 from towerman.budgets import Book as Purse
-from towerman.calls import IX, ROOT, Access, Batch, Call, Hold, Outcome, X
+from towerman.calls import IS, IX, ROOT, Access, Batch, Call, Hold, Outcome, S, X
 from towerman.clock import Clock, RealClock, VirtualClock, calendar, wall_time
 from towerman.errors import Code
 from towerman.estimates import Means, estimated
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.plan import PlanRefused, resolve_needs
+from towerman.plan import Bound, Linked, PlanRefused, read_references, resolve_needs
 from towerman.policy import KINDS_OF_STORAGE, TowerPolicy, amounts_of
 from towerman.rates import micros
 from towerman.threads import Workers
@@ -48,6 +48,13 @@ if TYPE_CHECKING:
 
 _ORDER_OF_RUN: Final = "order of the run"
 _ORDER_OF_PROCESS: Final = "exclusive tool"
+_OUTPUTS: Final = "the plan's outputs"
+"""How a message calls what a plan comes to."""
+
+_ORDER_OF_PLAN: Final = "what is not known yet"
+
+_PLAN: Final = f"{ROOT}plan"
+"""The key at which calls of a plan that may touch anything exclude those that touch something."""
 
 _UNDECLARED: Final = {
     "ordered": "its calls run alone and in emitted order within their run",
@@ -271,6 +278,7 @@ class Core:
         self.journal_key = None
         self.flights.clear()
         self.joined.clear()
+        self.paused.clear()  # their pauses were in the other gate
         self.asking = 0
         self._digest_key = None
         self.purse.reset()
@@ -474,9 +482,49 @@ class Core:
             return policy.max_calls_per_batch
         return size
 
-    def check(self, run: RunState, batch: Batch, index: int) -> tuple[Want, dict[str, object]] | Refusal:
-        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not."""
-        call = batch.calls[index]
+    def check(self, run: RunState, batch: Batch, index: int, call: Call) -> tuple[Want, dict[str, object]] | Refusal:
+        """Look up one call, permit it and check its arguments: what it wants and its keyword arguments, or why not.
+
+        Args:
+            run: whose it is.
+            batch: where it came.
+            index: its place there.
+            call: the call, with its arguments as they are known now.
+        """
+        base = self._permitted(run, batch, index, call)
+        if isinstance(base, Refusal):
+            return base
+        tool = base.of
+        try:
+            keywords = tool.checker.check(call.arguments)
+        except ArgumentsRefused as refused:
+            return Refusal("invalid_arguments", refused.message, tool)
+        if not base.shared:
+            assert tool.rule is not None
+            try:
+                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
+            except AccessRefused as unnamed:
+                return Refusal(unnamed.code, str(unnamed), tool)
+            base = self.want(base, run, accesses)
+        return base, keywords
+
+    def foresee(
+        self, run: RunState, batch: Batch, index: int, call: Call, bound: Bound
+    ) -> tuple[Want, tuple[Access, ...] | None] | Refusal:
+        """The same for a call whose arguments hold references to results that are not there yet: whose it is, and what
+        it may touch (None: anything); or why it will not run whatever these come to.
+        """
+        base = self._permitted(run, batch, index, call)
+        if isinstance(base, Refusal):
+            return base
+        tool = base.of
+        if base.shared:
+            return base, base.accesses
+        assert tool.rule is not None
+        return base, tool.fixed if tool.fixed is not None else tool.rule.foreseen(bound.known(), bound.open)
+
+    def _permitted(self, run: RunState, batch: Batch, index: int, call: Call) -> Want | Refusal:
+        """Look up one call, and see whether it may be made at all."""
         name = _name(call.tool)
         base = run.bases.get(name)
         if base is None:
@@ -503,18 +551,38 @@ class Core:
                 "The response was cut at the token limit: this call may be incomplete and was not run. Send it again.",
                 tool,
             )
-        try:
-            keywords = tool.checker.check(call.arguments)
-        except ArgumentsRefused as refused:
-            return Refusal("invalid_arguments", refused.message, tool)
-        if not base.shared:
-            assert tool.rule is not None
-            try:
-                accesses = tool.fixed if tool.fixed is not None else tool.rule.accesses(keywords)
-            except AccessRefused as unnamed:
-                return Refusal(unnamed.code, str(unnamed), tool)
-            base = self.want(base, run, accesses)
-        return base, keywords
+        return base
+
+    def order_of(
+        self, run: RunState, wants: Sequence[Want | None], foreseen: Mapping[int, tuple[Access, ...] | None]
+    ) -> list[tuple[tuple[Hold, ...], Mapping[str, str]]]:
+        """What the calls of a plan are taken to hold for its order, while it is not known of all of them (rule S1), and
+        what people are shown for it.
+
+        Args:
+            run: whose plan it is.
+            wants: of each call; None: it does not run.
+            foreseen: by index, what those may touch whose arguments are open; None: anything.
+        """
+        subtrees = self.any_subtree or any(one.subtree for each in foreseen.values() for one in each or ())
+        anything = None in foreseen.values()
+        found: list[tuple[tuple[Hold, ...], Mapping[str, str]]] = []
+        for index, want in enumerate(wants):
+            if want is None:
+                found.append(((), {}))
+                continue
+            accesses = foreseen.get(index, want.accesses)
+            held, labels = self.holds(run.number, want.kind, accesses or (), subtrees=subtrees)
+            if anything:
+                rule = want.of.rule
+                labels = {**labels, _PLAN: _ORDER_OF_PLAN}
+                if accesses is None:
+                    held = (*held, (_PLAN, X if rule is None or rule.writes else S))
+                elif held:
+                    writes = not accesses or any(access.write for access in accesses)
+                    held = (*held, (_PLAN, IX if writes else IS))
+            found.append((held, labels))
+        return found
 
     def look_over(
         self, run: RunState, batch: Batch
@@ -522,17 +590,32 @@ class Core:
         """A whole batch for an explanation: its calls, what they need of each other (or why that cannot be followed),
         and what the model would be told about the batch.
         """
+        from dataclasses import replace
+
         from towerman import sealing
         from towerman.explain import Seen
 
         calls = batch.calls
         size = len(calls)
+        bound: Sequence[Bound | None] = ()
         try:
-            needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+            if batch.plan:
+                linked = read_plan(batch)
+                needs, bound = (linked.needs[:size], linked.bound) if linked is not None else (None, ())
+            else:
+                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
             return [Seen(call, self._known(call)) for call in calls], refused, None
-        most = self.most(size, planned=needs is not None)
-        seen = [self._seen(run, batch, index) for index in range(most)]
+        most = self.most(size, planned=batch.plan or needs is not None)
+        foreseen: dict[int, tuple[Access, ...] | None] = {}
+        seen = [self._seen(run, batch, index, bound[index] if bound else None, foreseen) for index in range(most)]
+        if foreseen:
+            wants = [cast("Want | None", one.wants) for one in seen]
+            for index, (holds, labels) in enumerate(self.order_of(run, wants, foreseen)):
+                want = wants[index]
+                if want is not None:
+                    ordered = want.with_holds(want.accesses, holds, labels)
+                    seen[index] = replace(seen[index], wants=cast("Wants[Lot[int]]", ordered))
         for index in range(most, size):
             capped: tuple[Code, str] = ("call_cap", sealing.capped(most, index, size))
             seen.append(Seen(calls[index], self._known(calls[index]), refusal=capped))
@@ -561,11 +644,23 @@ class Core:
             seen[index] = replace(seen[index], wants=None, asks=None, likeness=None, refusal=("budget_exhausted", told))
         return cut if notice is None else f"{notice} {cut}"
 
-    def _seen(self, run: RunState, batch: Batch, index: int) -> Seen:
+    def _seen(
+        self,
+        run: RunState,
+        batch: Batch,
+        index: int,
+        bound: Bound | None,
+        foreseen: dict[int, tuple[Access, ...] | None],
+    ) -> Seen:
         from towerman.explain import Seen
+        from towerman.records import packed
 
         call = batch.calls[index]
-        found = self.check(run, batch, index)
+        if bound is not None:
+            if bound.references:
+                return self._foreseen(run, batch, index, bound, foreseen)
+            call = filled(call, bound.known())
+        found = self.check(run, batch, index, call)
         if isinstance(found, Refusal):
             return Seen(call, self._known(call), refusal=(found.code, found.message))
         want = found[0]
@@ -590,6 +685,39 @@ class Core:
             merged=not gated and likeness is not None and want.of.policy.merge is not None,
             approval=gated,
             asks=asks,
+            defers=want.of.defer and packed(call.arguments, call.idempotency_key) is not None,
+        )
+
+    def _foreseen(
+        self,
+        run: RunState,
+        batch: Batch,
+        index: int,
+        bound: Bound,
+        foreseen: dict[int, tuple[Access, ...] | None],
+    ) -> Seen:
+        """A call whose arguments are open until others have answered."""
+        from towerman.explain import Seen
+
+        call = batch.calls[index]
+        found = self.foresee(run, batch, index, call, bound)
+        if isinstance(found, Refusal):
+            return Seen(call, self._known(call), refusal=(found.code, found.message))
+        want, accesses = found
+        foreseen[index] = accesses
+        touches = [_ALONE[want.kind]] if want.kind in _ALONE else []
+        if accesses is None:
+            touches.append(_ORDER_OF_PLAN)
+        for one in accesses or ():
+            touches.append(f"{'write' if one.write else 'read'} {one.template}")
+        tool = want.of
+        return Seen(
+            call,
+            want.tool,
+            tuple(dict.fromkeys(touches)),
+            cast("Wants[Lot[int]]", want),
+            approval=tool.requires_approval is True,
+            asks=tool.asks if self.budgeted and tool.price is None else None,
         )
 
     @staticmethod
@@ -640,12 +768,21 @@ class Core:
         nested.borrowed = []
         return nested
 
-    def holds(self, run: int, kind: str, accesses: tuple[Access, ...]) -> tuple[tuple[Hold, ...], Mapping[str, str]]:
-        """Flat locks of a call: its resources, and the roots at which tools without resources exclude others."""
+    def holds(
+        self, run: int, kind: str, accesses: tuple[Access, ...], *, subtrees: bool | None = None
+    ) -> tuple[tuple[Hold, ...], Mapping[str, str]]:
+        """Flat locks of a call: its resources, and the roots at which tools without resources exclude others.
+
+        Args:
+            run: number of its run.
+            kind: of its tool.
+            accesses: its resources.
+            subtrees: some call may touch a subtree; None: as the tools say.
+        """
         holds: tuple[Hold, ...] = ()
         labels: Mapping[str, str] = {}
         if accesses:
-            holds, labels = flat_holds(accesses, subtrees=self.any_subtree)
+            holds, labels = flat_holds(accesses, subtrees=self.any_subtree if subtrees is None else subtrees)
         if kind == "independent":
             return holds, labels
         roots: tuple[Hold, ...] = ()
@@ -753,6 +890,36 @@ def condition(name: str, rule: Condition, keywords: Mapping[str, object]) -> boo
     if isinstance(answer, Coroutine) and close is not None:
         close()
     return f"Not run: {name} of this tool answered neither True nor False, but with {type(answer).__name__[:64]}."
+
+
+def read_plan(batch: Batch) -> Linked | None:
+    """Read the references of a plan and link its steps; None where nothing needs anything and nothing is escaped. What
+    the plan comes to, where it says that, is linked like one step more, the last one.
+
+    Raises:
+        PlanRefused: it cannot be followed; nothing of it may run (G5).
+    """
+    calls = batch.calls
+    ids = [call.id for call in calls]
+    arguments = [_loaded(call) for call in calls]
+    needs = [call.needs for call in calls]
+    if batch.outputs is not None:
+        ids.append(_OUTPUTS)
+        arguments.append(batch.outputs)
+        needs.append(())
+    return read_references(ids, arguments, needs, ordered=batch.ordered, numbered=batch.numbered)
+
+
+def _loaded(call: Call) -> Mapping[str, object] | None:
+    try:
+        return load_arguments(call.arguments, any_required=False)
+    except ArgumentsRefused:  # the call is refused for it in its turn
+        return None
+
+
+def filled(call: Call, arguments: Mapping[str, object]) -> Call:
+    """The same call with these arguments."""
+    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed)
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

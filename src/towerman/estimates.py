@@ -1,8 +1,8 @@
 """How long calls may take: what the order of starting inside a plan goes by (S6).
 
-Theory. Of each tool the running mean of its answers is kept. A call is taken to last as long as its tool's calls have on
-average; one whose tool has answered nothing yet, as long as the median of the tools that have. Where nothing is known
-at all every call counts 1, so that paths are counted in calls: estimates that are far off are worth less than that.
+Theory. Of each tool the running mean of its answers is kept. A call is taken to last as long as its tool's calls have
+on average; one whose tool has answered nothing yet, as long as the median of the tools that have. Where nothing is
+known at all every call counts 1, so that paths are counted in calls: estimates that are far off are worth less.
 
 House rules. By tool alone: no argument has a part in it. Told by the second, in whatever order answers come.
 

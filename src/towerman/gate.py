@@ -40,7 +40,20 @@ from towerman.lots import (
 from towerman.rates import Numbers, micros
 from towerman.turns import Turns
 
-__all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer", "Urgency"]
+__all__ = [
+    "DONE",
+    "GRANTED",
+    "NEVER",
+    "PARKED",
+    "PASSES",
+    "REJECTED",
+    "Entry",
+    "Flow",
+    "Gate",
+    "Lot",
+    "Offer",
+    "Urgency",
+]
 
 OwnerT = TypeVar("OwnerT")
 

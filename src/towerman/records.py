@@ -70,6 +70,23 @@ class Unsettled(TowermanError):
     """What was to be settled, decided or claimed is not there, or not in that state; the text says which."""
 
 
+Uncleared = Literal["pending", "denied", "expired", "taken", "changed", "missing", "other"]
+"""Why an approval does not let a call start: nobody has decided; a no; its time is over; it was used for another call;
+it is for other arguments; there is none; another decision was written down first."""
+
+
+class NotCleared(Unsettled):
+    """A deferred call's approval does not hold, so its intent was not written.
+
+    Args:
+        why: what is wrong with it.
+    """
+
+    def __init__(self, why: Uncleared) -> None:
+        super().__init__(f"the approval of this call does not hold: {why}")
+        self.why = why
+
+
 class QueueFull(TowermanError):
     """As many deferred calls wait as may wait; nothing was put in."""
 
@@ -217,6 +234,7 @@ class Answer:
     Args:
         outcome, code, applied, retryable, retry_after, ran, attempts, original_bytes, handle: as in `Result`.
         message, content: what the model was told; they may hold values.
+        value: of a step of a plan to which others refer, what it came to, whole, as JSON text; else None.
     """
 
     outcome: Outcome
@@ -230,9 +248,10 @@ class Answer:
     handle: str | None = None
     message: str = field(default="", repr=False)
     content: str = field(default="", repr=False)
+    value: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, result: Result) -> Answer:
+    def of(cls, result: Result, value: str | None = None) -> Answer:
         """What is written down of a result."""
         return cls(
             result.outcome,
@@ -246,6 +265,7 @@ class Answer:
             result.handle,
             result.message,
             result.content,
+            value,
         )
 
     def to_bytes(self) -> bytes:
@@ -260,12 +280,13 @@ class Answer:
             ValueError: it is no answer.
         """
         given = json.loads(stored)
-        if not isinstance(given, list) or len(given) < len(_ANSWER):
+        if not isinstance(given, list) or len(given) < _LEAST:
             raise ValueError("a stored answer is incomplete")
         return cls(*given[: len(_ANSWER)])
 
 
 _ANSWER: Final = tuple(Answer.__dataclass_fields__)
+_LEAST: Final = _ANSWER.index("value")  # fields that every answer was stored with
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +301,8 @@ class Intent:
         harmless: repeating it does no harm.
         effect_free: it has no effect.
         claim: the claim under which a worker runs it; the intent is refused when another one has it by now.
+        approval: what a person has said to it, as the worker knows it; None: it needs nobody's word.
+        edited: the arguments that the person gave, as JSON, or None.
     """
 
     token: bytes = field(repr=False)
@@ -294,6 +317,8 @@ class Intent:
     harmless: bool = False
     effect_free: bool = False
     claim: bytes | None = field(default=None, repr=False)
+    approval: Approval | None = None
+    edited: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +407,9 @@ class Approval:
         state: pending, approved, denied, expired.
         asked_at, expires_at, decided_at, claimed_at: Unix times.
         decided_by, reason: who decided, and why.
+        handle: of the deferred call that it is for, or None.
+        edited: the person gave arguments of its own.
+        claimed_for: the key of the deferred call that has used it.
     """
 
     approval_id: str
@@ -399,6 +427,9 @@ class Approval:
     decided_by: str | None = None
     reason: str | None = None
     claimed_at: float | None = None
+    handle: str | None = None
+    edited: bool = False
+    claimed_for: bytes | None = field(default=None, repr=False)
 
 
 # -------------------------------------------------------------------------------------------- deferred calls
@@ -428,6 +459,10 @@ class Deferred:
         live: whoever has it is at work still.
         claim: what a worker shows that has it; known to that worker only.
         lacks: of one that was just claimed: the handle of a call that it needs and that did not answer.
+        approval: the id of its approval, once there is one.
+        asks: how that stands; "pending": it waits for a person, and no worker takes it that could not ask one.
+        asked: of one that was just claimed: that approval.
+        edited: of one that was just claimed: the arguments that the person gave, as JSON.
     """
 
     handle: str
@@ -457,6 +492,10 @@ class Deferred:
     live: bool = False
     claim: bytes | None = field(default=None, repr=False)
     lacks: str | None = None
+    approval: str | None = None
+    asks: ApprovalState | None = None
+    asked: Approval | None = field(default=None, repr=False)
+    edited: bytes | None = field(default=None, repr=False)
 
 
 LATER: Final = "later-"
@@ -500,12 +539,14 @@ class Due:
         next_at: Unix time at which something that is put off comes, or None.
         left: calls that are not over: queued or claimed.
         foreign: names of tools that queued calls are for and that this worker has not.
+        waiting: of those that are left, how many wait for a person.
     """
 
     now: bool
     next_at: float | None
     left: int
     foreign: tuple[str, ...] = ()
+    waiting: int = 0
 
 
 ClaimState = Literal["held", "stop", "lost"]

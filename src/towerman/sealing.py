@@ -267,6 +267,18 @@ def unneeded(culprit: int, call: Call) -> str:
     return f"Not run: call {culprit}{named(call)}, which it needs, did not succeed."
 
 
+def unresolved(step: int, call: Call, reason: str) -> str:
+    """Why a call is refused: a result that it refers to is not as its reference takes it to be."""
+    return f"Not run: its reference to the result of call {step}{named(call)} leads nowhere: {reason}."
+
+
+ELSEWHERE: Final = (
+    "Not run: with the results that were filled in, it touches other resources than its arguments said before. Write "
+    "those that name resources in their usual form, without '..' and in the type that the tool takes."
+)
+"""Why a call is refused whose siblings were ordered by less than it touches."""
+
+
 def closing(code: Code, reason: str) -> str:
     """Why a call of a batch that is ended early does not start."""
     if code == "sibling_failed":

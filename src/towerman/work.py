@@ -13,14 +13,15 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 from towerman.budgets import Account, Shares
 from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
-from towerman.errors import Code, PolicyError
+from towerman.errors import Code, InputError, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
-from towerman.plan import Group, Plan
+from towerman.plan import Bound, Group, Plan, Reference, UnresolvedReference
 from towerman.policy import Budget, OnResult, whole, word
 from towerman.repeats import Repeats
 from towerman.threads import Ticket
@@ -57,8 +58,10 @@ class Context(Generic[DepsT]):
         tenant: whom the run belongs to, or None.
         deps: what `Tower.run(deps=...)` was given.
         attempt: which start of this call it is, from 1.
-        idempotency_key: the call's key: the one that it came with, else one that is made of its identity, the same in
-            each attempt and each time the same call is handed in; None for a call that has neither, or has no effect.
+        idempotency_key: the call's key, the same in each attempt: the one that it came with; else one that is made of
+            its identity (its run, response and place), the same each time that response is handed in; else, for a call
+            that nobody can find again, one that is new each time it is handed in. None only for a call that came
+            without a key and has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
     """
@@ -85,7 +88,7 @@ class Context(Generic[DepsT]):
         self.tenant = run.tenant
         self.deps: DepsT = run.deps  # type: ignore[assignment]  # the handler says what its deps are
         self.attempt = job.attempt
-        self.idempotency_key = call.idempotency_key
+        self.idempotency_key = call.idempotency_key or None
         self.deadline = job.due
 
     async def execute(
@@ -311,10 +314,11 @@ class Filed:
         claim: the worker's claim under which it runs, or None.
         place: batch and index under which it is written down; None: its own.
         told: its outcome was handed to the journal, or came from there.
+        before: it was begun before, and nobody knows what came of that; repeating it does no harm.
         riders: the calls whose intents were written with its own, since they were merged into its run.
     """
 
-    __slots__ = ("begun", "claim", "digest", "key", "place", "riders", "told", "token")
+    __slots__ = ("before", "begun", "claim", "digest", "key", "place", "riders", "told", "token")
 
     def __init__(
         self,
@@ -330,6 +334,7 @@ class Filed:
         self.token = b""
         self.begun = False
         self.told = False
+        self.before = False
         self.riders: tuple[Filed, ...] = ()
 
 
@@ -370,6 +375,7 @@ class Deferral:
     Attributes:
         every: every call is to go there.
         claims: by index, calls that a worker has taken from there; the journal knows them by these.
+        rows: by index, these calls as they stand there.
         patience: seconds for which such a call waits in the gate.
         handles: by index, calls that are in the queue, by their names there.
         behind: by node of the plan (calls, and from its size on junctions), the calls in the queue that come before.
@@ -379,13 +385,19 @@ class Deferral:
         handing: by index, calls that are being put there.
     """
 
-    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience")
+    __slots__ = ("behind", "claims", "every", "found", "gates", "handing", "handles", "heads", "patience", "rows")
 
     def __init__(
-        self, *, every: bool = False, claims: Mapping[int, Filed] | None = None, patience: float = 0.0
+        self,
+        *,
+        every: bool = False,
+        claims: Mapping[int, Filed] | None = None,
+        rows: Mapping[int, Deferred] | None = None,
+        patience: float = 0.0,
     ) -> None:
         self.every = every
         self.claims = claims or {}
+        self.rows = rows or {}
         self.patience = patience
         self.handles: dict[int, str] = {}
         self.behind: dict[int, set[int]] = {}
@@ -644,6 +656,14 @@ class Work:
         left: calls without a result.
         generation: of the core's options that its wants were made of.
         results, sealed_at, tools, keywords, wants: columns, one place for each call.
+        calls: the calls; of a plan, with results filled in as soon as they are there.
+        bound: of a plan, the arguments of each call with their references; empty where there are none.
+        open: of a plan, by index the calls whose references are not filled in yet, and what they may touch (None:
+            anything); None where no call refers to another one.
+        outputs: of a plan that says what it comes to, and refers to results there.
+        referred: of a plan, the calls to whose results something refers.
+        filled: of a plan, the calls in whose arguments nothing is to be read any more.
+        values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
         groups: by index, the calls that one run may answer together; None where there are none.
@@ -667,6 +687,7 @@ class Work:
         parent: the call that waits for it; None for a batch that no call has made.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
+        salt: what the keys are made of that its handlers are given where a call has no identity; None until one is.
         tokens: of its contents, in order, once somebody has asked.
         waiters: the runner's futures, woken when all is sealed.
     """
@@ -675,6 +696,7 @@ class Work:
         "again",
         "asking",
         "batch",
+        "bound",
         "calls",
         "closed",
         "closing",
@@ -683,9 +705,10 @@ class Work:
         "deferral",
         "ended",
         "error",
-        "filed",
-        "gated",
         "exhausted",
+        "filed",
+        "filled",
+        "gated",
         "generation",
         "given_up",
         "groups",
@@ -697,19 +720,24 @@ class Work:
         "notice",
         "number",
         "on_result",
+        "open",
         "origin",
+        "outputs",
         "parent",
         "plan",
         "reasons",
+        "referred",
         "results",
         "resumed",
         "run",
+        "salt",
         "sealed_at",
         "shares",
         "shell",
         "started_at",
         "tokens",
         "tools",
+        "values",
         "waited_for",
         "waiters",
         "wants",
@@ -734,6 +762,12 @@ class Work:
         self.wants: list[Want | None] = [None] * size
         self.jobs: dict[int, Job] = {}
         self.plan = NO_PLAN
+        self.bound: Sequence[Bound | None] = ()
+        self.open: dict[int, tuple[Access, ...] | None] | None = None
+        self.filled: set[int] = set()
+        self.values: dict[int, object] | None = None
+        self.outputs: Bound | None = None
+        self.referred: frozenset[int] = frozenset()
         self.waited_for: dict[int, tuple[str, ...]] = {}
         self.groups: dict[int, Group] | None = None
         self.gated: dict[int, Approval] | None = None
@@ -756,6 +790,7 @@ class Work:
         self.parent: Job | None = None
         self.shares: Shares | None = None
         self.exhausted = False
+        self.salt: bytes | None = None
         self.tokens: list[int] | None = None
         self.generation = shell.core.generation
         self.waiters: list[Callable[[], None]] = []
@@ -767,6 +802,25 @@ class Work:
             counter = self.shell.core.counter
             found = self.tokens = [0 if one is None else counter(one.content) for one in self.results]
         return found
+
+    def put_call(self, index: int, call: Call) -> None:
+        """The arguments of a call are known now, or frozen: from here on this is what it is."""
+        if not isinstance(self.calls, list):
+            self.calls = list(self.calls)
+        self.calls[index] = call
+
+    def value_of(self, index: int) -> object:
+        """What a call came to: what its handler gave, or what was written down of that.
+
+        Raises:
+            UnresolvedReference: only a part of it was.
+        """
+        if self.values is not None and index in self.values:
+            return self.values[index]
+        result = self.results[index]
+        if result is not None and result.replayed:
+            raise UnresolvedReference(Reference(index), "what it came to was not kept whole")
+        return None if result is None else result.value
 
     def owner(self, index: int) -> Owner:
         """What the gate knows a call by."""
@@ -815,6 +869,27 @@ class BatchResult(Sequence[Result]):
     def ok(self) -> bool:
         """Every call answered."""
         return all(result.ok for result in self._results)
+
+    @property
+    def outputs(self) -> dict[str, object] | None:
+        """What a plan came to, where it says so (NESTFUL's `var_result`): by name, with references replaced by results.
+        What refers to a step that has not answered, or leads nowhere in its result, is left out. None: it does not say.
+        """
+        work = self._work
+        given = work.batch.outputs
+        if given is None:
+            return None
+        bound = work.outputs
+        if bound is None:
+            return dict(given)
+        found: dict[str, object] = {}
+        for one in bound.parts():
+            if all(self._results[reference.step].ok for reference in one.references):
+                try:
+                    found |= one.resolve(work.value_of)
+                except UnresolvedReference:
+                    continue
+        return found
 
     @property
     def end_turn(self) -> bool:
@@ -881,8 +956,6 @@ class BatchResult(Sequence[Result]):
         Raises:
             InputError: a call that waits was handed in with arguments that JSON has no form for.
         """
-        from dataclasses import replace
-
         from towerman.adapters import plain_call, plain_message
         from towerman.approvals import Open, Suspended, binding, shape, write_state
         from towerman.records import keyed, new_secret
@@ -907,15 +980,59 @@ class BatchResult(Sequence[Result]):
                 approval.edited,
             )
         calls = tuple(
-            call if index in opened else plain_call(call) for index, call in enumerate(work.calls)
+            self._written(index) if index in opened else plain_call(self._written(index))
+            for index in range(len(work.calls))
         )  # what has its result is not run again, so its arguments may be told more plainly
         batch = replace(self._batch, calls=calls, message=plain_message(self._batch.message))
         results = tuple(None if result.index in opened else result for result in self._results)
         number, run = work.number, work.run
         suspended = Suspended(
-            batch, run.run_id, run.tenant, number, self.notice, salt.hex(), results, opened, self._closed_by_now()
+            batch,
+            run.run_id,
+            run.tenant,
+            number,
+            self.notice,
+            salt.hex(),
+            results,
+            opened,
+            self._closed_by_now(),
+            self._values_to_come(opened),
         )
         return write_state(suspended, secret)
+
+    def _written(self, index: int) -> Call:
+        """A call as it is read again: what was filled into its arguments is no reference there."""
+        work = self._work
+        call = work.calls[index]
+        if index not in work.filled:
+            return call
+        from towerman.plan import escape
+
+        return replace(call, arguments=cast("Mapping[str, object]", escape(call.arguments)))
+
+    def _values_to_come(self, opened: Mapping[int, object]) -> dict[int, object]:
+        """What calls of a plan came to that open ones still refer to, and the plan's outputs.
+
+        Raises:
+            InputError: one of these has no JSON form.
+        """
+        work = self._work
+        bounds = [work.bound[index] for index in opened if work.open and index in work.open]
+        steps = {one.step for bound in (*bounds, work.outputs) if bound is not None for one in bound.references}
+        if not steps:
+            return {}
+        from towerman.plan import whole_value
+
+        found: dict[int, object] = {}
+        for step in sorted(steps):
+            if self._results[step].ok:
+                try:
+                    found[step] = whole_value(step, work.value_of)
+                except UnresolvedReference:
+                    raise InputError(
+                        f"state: the result of call {step}, to which others refer, has no JSON form"
+                    ) from None
+        return found
 
     def _closed_by_now(self) -> dict[str, ApprovalState]:
         """What became of the approvals of this batch that are not open any more."""
@@ -1051,6 +1168,16 @@ class BatchResult(Sequence[Result]):
         from towerman import timeline
 
         return timeline.draw(self.spans(), width=min(whole("width", width), 10_000))
+
+    def timeline_svg(self) -> str:
+        """The same as a picture: an SVG document that stands alone, for light and dark pages, of bounded size.
+
+        Of more than 200 calls the first have a row that did not end ok, and those that waited or ran longest; a sum
+        over all of them stands above.
+        """
+        from towerman import timeline
+
+        return timeline.draw_svg(self.spans())
 
     def __repr__(self) -> str:
         counts: dict[str, int] = {}

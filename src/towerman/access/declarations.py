@@ -17,7 +17,7 @@ import math
 import os
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
 from typing import Final
@@ -44,6 +44,7 @@ from towerman.policy import VARIABLE, Declared, FromEnvironment
 _MARK: Final = "\1"  # stands for a value; a template cannot hold it
 
 Read = Callable[[Arguments], tuple[Access, ...]]
+Foresee = Callable[[Arguments, Collection[str]], tuple[Access, ...] | None]
 
 # An Access is frozen, and its own constructor pays twice as much to get around that as these do.
 _new: Final = object.__new__
@@ -96,6 +97,8 @@ class _Source:
 
     Args:
         read: gives the accesses for arguments.
+        foresee: the same while the values of some arguments are not there yet: nodes above, with all below them, where
+            the rest cannot be told; None where that could be anything.
         declared: the template or callable itself.
         label: what people are shown.
         subtree: it can give a subtree.
@@ -103,6 +106,7 @@ class _Source:
     """
 
     read: Read
+    foresee: Foresee
     declared: object
     label: str
     subtree: bool
@@ -278,23 +282,51 @@ def _compile_template(
             raise AccessRefused(f"{shown}: {reason}") from None
         return tuple(_access(key, write, subtree, label) for key in dict.fromkeys(keys))
 
+    def foresee(arguments: Arguments, unknown: Collection[str]) -> tuple[Access, ...] | None:
+        known = ""
+        for part in parts:
+            if isinstance(part, str):
+                known += part
+                continue
+            try:
+                if part.name in unknown:
+                    break
+                (text,) = part.texts(arguments)
+            except (Unnameable, ValueError):  # it is not there, or is several
+                break
+            known += text
+        else:
+            try:
+                return read(arguments)
+            except AccessRefused:  # what is wrong is told when all is there
+                pass
+        known = known[: max(known.rfind("/"), 0)]
+        try:
+            if is_file:
+                key = file_key(known) if known and not known.startswith("~") else "file:"
+            else:
+                key = key_of(scheme, known)
+        except Unnameable:
+            return (_access("file:", write, True, label),) if is_file else None
+        return (_access(key, write, True, label),)
+
     if is_file:
-        return _Source(read, template, label, subtree, fixed=False)
+        return _Source(read, foresee, template, label, subtree, fixed=False)
     try:
         sample = key_of(scheme, "".join(part if isinstance(part, str) else "x" for part in parts))
     except Unnameable as reason:
         raise PolicyError(f"{where}: {reason}") from None
     if not any(flags):
         accesses = (_access(sample, write, subtree, label),)
-        return _Source(lambda arguments: accesses, template, label, subtree, fixed=True)
+        return _Source(lambda arguments: accesses, foresee, template, label, subtree, fixed=True)
     places = [part for part in parts if isinstance(part, _Place)]
     body = "".join(part if isinstance(part, str) else _MARK for part in parts)
     whole_segments = all(segment in (_MARK, segment.replace(_MARK, "")) for segment in body.split("/"))
     form = key_of(scheme, body)
     if whole_segments and form.count(_MARK) == len(places) and not any(place.steps for place in places):
         quick = _quick(form, [place.name for place in places], write, subtree, label, read)
-        return _Source(quick, template, label, subtree, fixed=False)
-    return _Source(read, template, label, subtree, fixed=False)
+        return _Source(quick, foresee, template, label, subtree, fixed=False)
+    return _Source(read, foresee, template, label, subtree, fixed=False)
 
 
 def _quick(form: str, names: Sequence[str], write: bool, subtree: bool, label: str, general: Read) -> Read:
@@ -392,7 +424,7 @@ def _compile_callable(function: Callable[..., object], write: bool, names: froze
                 raise refused(f"cannot use what it returned: {reason}") from None
         return tuple(found.values())
 
-    return _Source(read, function, label, subtree=True, fixed=False)
+    return _Source(read, lambda arguments, unknown: None, function, label, subtree=True, fixed=False)
 
 
 def compiled(declared: Declared | None, write: bool, names: frozenset[str] | None, tool: str) -> list[_Source]:

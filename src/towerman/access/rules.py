@@ -10,10 +10,10 @@ Not here: how one template or callable is read (declarations), what a ledger is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from towerman.access.declarations import Read, compiled
+from towerman.access.declarations import Foresee, Read, compiled
 from towerman.access.locks import keys_above
 from towerman.calls import Access
 from towerman.policy import Declared
@@ -36,6 +36,7 @@ class AccessRule:
     may_subtree: bool
     depends_on_arguments: bool
     _sources: tuple[Read, ...] = field(repr=False)
+    _foresights: tuple[Foresee, ...] = field(repr=False)
 
     @classmethod
     def compile(
@@ -58,13 +59,15 @@ class AccessRule:
         sources = (*read, *written)
         fixed = all(source.fixed for source in sources)
         twice = [source.declared for source in written]
-        steps = tuple(source.read for source in (*(one for one in read if one.declared not in twice), *written))
+        needed = (*(one for one in read if one.declared not in twice), *written)
+        steps = tuple(source.read for source in needed)
         rule = cls(
             reads=tuple(source.label for source in read),
             writes=tuple(source.label for source in written),
             may_subtree=any(source.subtree for source in sources),
             depends_on_arguments=not fixed,
             _sources=steps,
+            _foresights=tuple(source.foresee for source in needed),
         )
         if not fixed or not steps:
             return rule
@@ -90,6 +93,26 @@ class AccessRule:
         if self.reads and self.writes:
             return _without_covered(tuple(found.values()))
         return tuple(found.values())
+
+    def foreseen(self, arguments: Mapping[str, object], unknown: Collection[str]) -> tuple[Access, ...] | None:
+        """What a call may touch of which some arguments are not known yet (rule S1): where a template names one of
+        these, the node that the text before it leads to, and all below it.
+
+        Args:
+            arguments: as the model wrote them, not checked; defaults may be missing.
+            unknown: names of those whose values are not there yet, or only in part.
+
+        Returns:
+            The accesses; None: nothing can be said. What `accesses` gives later may be elsewhere all the same, where
+            the check of the arguments changes them or a path leads upwards: compare (`within`).
+        """
+        found: dict[tuple[str, bool, bool], Access] = {}
+        for foresee in self._foresights:
+            accesses = foresee(arguments, unknown)
+            if accesses is None:
+                return None
+            found |= {(access.key, access.subtree, access.write): access for access in accesses}
+        return _without_covered(tuple(found.values()))
 
 
 def _without_covered(accesses: tuple[Access, ...]) -> tuple[Access, ...]:

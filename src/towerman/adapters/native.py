@@ -1,13 +1,15 @@
 """Towerman's own form: calls as plain dicts or `Call` objects, results as plain dicts.
 
-Theory. A call is `{"tool": ..., "arguments": {...}, "id": ..., "needs": [ids], "idempotency_key": ...}`; a batch is a
-list of them, or `{"calls": [...]}`. `name` and `depends_on` are read for `tool` and `needs`. The form is written by
-people and programs more than by models, so a wrong key is a mistake to be told at once: it is refused with its path and
-the nearest right key.
+Theory. A call is `{"tool": ..., "arguments": {...}, "id": ..., "needs": [ids], "if_failed": ..., "idempotency_key":
+...}`; a batch is a list of them, or `{"calls": [...]}`. `name` and `depends_on` are read for `tool` and `needs`. The
+form is written by people and programs more than by models, so a wrong key is a mistake to be told at once: it is
+refused with its path and the nearest right key.
 
 A result has the fixed keys of `RESULT_KEYS`. No times are among them: the same inputs and outcomes give the same bytes.
 
-Not here: plans with references (`{"plan": [...]}`), which are not read.
+`{"plan": [...]}` is the same list as a plan: references in the arguments are read when it is run.
+
+Not here: what a reference is (plan).
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from towerman.adapters.reading import (
     tool_name,
 )
 from towerman.adapters.writing import check_pairing, clean_text, export_ids, plain_object, shown
-from towerman.calls import Batch, Call, Result
+from towerman.calls import Batch, Call, IfFailed, Result
 from towerman.errors import InputError, PolicyError
 
-CALL_KEYS: Final = ("tool", "name", "arguments", "id", "needs", "depends_on", "idempotency_key")
+CALL_KEYS: Final = ("tool", "name", "arguments", "id", "needs", "depends_on", "idempotency_key", "if_failed")
 """The keys of a call; `name` says the same as `tool`, and `depends_on` the same as `needs`."""
 
 RESULT_KEYS: Final = (
@@ -60,10 +62,10 @@ _ALLOWED: Final = frozenset(CALL_KEYS)
 
 
 def decode(data: object) -> Batch:
-    """Read a list of calls, or `{"calls": [...]}`.
+    """Read a list of calls, `{"calls": [...]}`, or a plan, `{"plan": [...]}`.
 
     Args:
-        data: a list of `Call` or dicts, `{"calls": [...]}`, or JSON text of one of these.
+        data: a list of `Call` or dicts, `{"calls": [...]}`, `{"plan": [...]}`, or JSON text of one of these.
 
     Raises:
         InputError: the form is not this one; the message names the place and the fix.
@@ -73,24 +75,23 @@ def decode(data: object) -> Batch:
         return value
     place = ""
     if isinstance(value, Mapping):
-        if "plan" in value:
-            raise InputError("plan: plans with references are not read here; hand in {'calls': [...]} with `needs`")
-        if "calls" not in value:
+        place = "plan" if "plan" in value else "calls"
+        if place not in value:
             refuse(value, "towerman")
         for key in value:
-            if key != "calls":
-                raise InputError(f"{_shown_key(key)}: unknown key beside 'calls'; a batch has 'calls' only")
-        items = items_of(value["calls"])
+            if key != place:
+                what = "a plan" if place == "plan" else "a batch"
+                raise InputError(f"{_shown_key(key)}: unknown key beside {place!r}; {what} has {place!r} only")
+        items = items_of(value[place])
         if items is None:
-            raise InputError(f"calls: a list is wanted, got {described(value['calls'])}")
-        place = "calls"
+            raise InputError(f"{place}: a list is wanted, got {described(value[place])}")
     else:
         items = value
     calls = tuple(
         item if type(item) is Call and _is_sound(item) else _call(item, f"{place}[{index}]")
         for index, item in enumerate(items)
     )
-    return Batch(calls, "towerman")
+    return Batch(calls, "towerman", plan=place == "plan")
 
 
 def checked_batch(batch: Batch) -> Batch:
@@ -124,7 +125,7 @@ def _is_sound(call: Call) -> bool:
 
 def _call(item: object, place: str) -> Call:
     if isinstance(item, Call):
-        return _checked(item.tool, item.arguments, item.id, item.needs, item.idempotency_key, place)
+        return _checked(item.tool, item.arguments, item.id, item.needs, item.idempotency_key, item.if_failed, place)
     fields = fields_of(item)
     if fields is None:
         raise InputError(f"{place}: a Call or a dict is wanted, got {described(item)}")
@@ -138,17 +139,21 @@ def _call(item: object, place: str) -> Call:
         fields.get("id"),
         _either(fields, "needs", "depends_on", place),
         fields.get("idempotency_key"),
+        fields.get("if_failed"),
         place,
     )
 
 
-def _checked(tool: object, arguments: object, own: object, needs: object, key: object, place: str) -> Call:
+def _checked(
+    tool: object, arguments: object, own: object, needs: object, key: object, if_failed: object, place: str
+) -> Call:
     return Call(
         tool if type(tool) is str else tool_name(tool),
         arguments if type(arguments) is dict else {} if arguments is None else argument_value(arguments),
         own if type(own) is str else _id(own, f"{place}.id"),
         () if needs is None else _needs(needs, f"{place}.needs"),
         None if key is None else _key(key, f"{place}.idempotency_key"),
+        "skip" if if_failed is None else _if_failed(if_failed, f"{place}.if_failed"),
     )
 
 
@@ -201,6 +206,14 @@ def _key(value: object, place: str) -> str | None:
     raise InputError(f"{place}: text is wanted, got {described(value)}")
 
 
+def _if_failed(value: object, place: str) -> IfFailed:
+    if value == "skip":
+        return "skip"
+    if value == "run_anyway":
+        return "run_anyway"
+    raise InputError(f"{place}: 'skip' or 'run_anyway' is wanted, got {described(value)}")
+
+
 def encode(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
     """One dict for each result, in emitted order, with the keys of RESULT_KEYS.
 
@@ -212,7 +225,7 @@ def encode(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
 
 
 def turn(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
-    """`{"calls": [...]}` as it can be read again, then one dict for each result.
+    """`{"calls": [...]}`, or `{"plan": [...]}`, as it can be read again, then one dict for each result.
 
     Raises:
         InputError: not exactly one result for each call, in emitted order.
@@ -220,7 +233,7 @@ def turn(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:
     check_pairing(batch, results)
     ids = export_ids(batch)
     calls = [_written(call, own) for call, own in zip(batch.calls, ids, strict=True)]
-    return [{"calls": calls}, *_results(ids, results)]
+    return [{"plan" if batch.plan else "calls": calls}, *_results(ids, results)]
 
 
 def _results(ids: Sequence[str], results: Sequence[Result]) -> list[dict[str, object]]:
@@ -256,6 +269,8 @@ def _written(call: Call, own: str) -> dict[str, object]:
     }
     if call.needs:
         out["needs"] = [clean_text(need) for need in call.needs]
+    if call.if_failed != "skip":
+        out["if_failed"] = call.if_failed
     if call.idempotency_key is not None:
         out["idempotency_key"] = clean_text(call.idempotency_key)
     return out

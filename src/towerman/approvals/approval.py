@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Final, Literal
 
 from towerman.approvals.decisions import Approved, Decision, Denied
@@ -146,7 +147,7 @@ class Approval:
                 self.state, self.reason = "denied", decision.reason
             else:
                 self.state = "approved"
-                self.edited = None if decision.arguments is None else dict(decision.arguments)
+                self.edited = None if decision.arguments is None else _own(decision.arguments)
                 if decision.expires_in is not None:
                     self.expires = now + min(decision.expires_in, most)
             return "taken"
@@ -175,6 +176,14 @@ class Approval:
 
     def __repr__(self) -> str:
         return f"Approval({self.approval_id!r}, {self.state}{', used' if self.used else ''})"
+
+
+def _own(given: Mapping[str, object]) -> dict[str, object]:
+    """A copy that nobody changes by changing what was given; what cannot be copied is refused later."""
+    try:
+        return deepcopy(dict(given))
+    except Exception:
+        return dict(given)
 
 
 def same_arguments(edited: Mapping[str, object] | None, decision: Approved) -> bool:

@@ -72,6 +72,7 @@ class Suspended:
         results: one for each call; None for an open one.
         opened: by index, the open calls.
         closed: by name, what became of approvals that are not open any more.
+        values: of a plan, by index, what calls came to that open ones refer to.
     """
 
     batch: Batch
@@ -83,6 +84,7 @@ class Suspended:
     results: tuple[Result | None, ...] = ()
     opened: Mapping[int, Open] = field(default_factory=dict)
     closed: Mapping[str, ApprovalState] = field(default_factory=dict)
+    values: Mapping[int, object] = field(default_factory=dict, repr=False)
 
 
 def secret_bytes(secret: str | bytes) -> bytes:
@@ -140,6 +142,10 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         "truncated": batch.truncated,
         "response_id": batch.response_id,
         "batch_id": batch.batch_id,
+        "plan": batch.plan,
+        "ordered": batch.ordered,
+        "numbered": batch.numbered,
+        "outputs": batch.outputs,
         "calls": [
             {
                 "tool": call.tool,
@@ -147,6 +153,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
                 "id": call.id,
                 "needs": list(call.needs),
                 "idempotency_key": call.idempotency_key,
+                "if_failed": call.if_failed,
             }
             for call in batch.calls
         ],
@@ -168,6 +175,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
             for index, each in one.opened.items()
         ],
         "closed": dict(one.closed),
+        "values": [[index, value] for index, value in one.values.items()],
     }
     try:
         text = json.dumps(payload, allow_nan=False, default=_plain)
@@ -269,6 +277,11 @@ def _is_object_or_none(value: object) -> bool:
     return value is None or isinstance(value, dict)
 
 
+def _is_value(value: object) -> bool:
+    """An index and what the call of that index came to."""
+    return isinstance(value, list) and len(value) == 2 and _is_count(value[0])
+
+
 def _one_of(words: object, *more: object) -> Field:
     known = {*cast("tuple[object, ...]", get_args(words)), *more}
     return lambda value: (value is None or isinstance(value, str)) and value in known
@@ -285,10 +298,15 @@ _PAYLOAD: Final[Mapping[str, Field]] = {
     "truncated": _is_flag,
     "response_id": _is_text_or_none,
     "batch_id": _is_text_or_none,
+    "plan": _is_flag,
+    "ordered": _is_flag,
+    "numbered": _is_flag,
+    "outputs": _is_object_or_none,
     "calls": lambda value: isinstance(value, list),
     "results": lambda value: isinstance(value, list),
     "open": lambda value: isinstance(value, list),
     "closed": lambda value: isinstance(value, dict) and all(map(_one_of(ApprovalState), value.values())),
+    "values": lambda value: isinstance(value, list) and all(map(_is_value, value)),
 }
 
 _CALL: Final[Mapping[str, Field]] = {
@@ -297,6 +315,7 @@ _CALL: Final[Mapping[str, Field]] = {
     "id": _is_text,
     "needs": _is_texts,
     "idempotency_key": _is_text_or_none,
+    "if_failed": lambda value: value in ("skip", "run_anyway"),
 }
 
 _RESULT_FIELDS: Final[Mapping[str, Field]] = {
@@ -374,7 +393,14 @@ def _suspended(payload: object) -> Suspended:
         cast("bool", given["truncated"]),
         cast("str | None", given["response_id"]),
         cast("str | None", given["batch_id"]),
+        cast("bool", given["plan"]),
+        cast("bool", given["ordered"]),
+        cast("bool", given["numbered"]),
+        cast("dict[str, object] | None", given["outputs"]),
     )
+    values: dict[int, object] = dict(cast("list[tuple[int, object]]", given["values"]))
+    if any(index >= len(calls) or results[index] is None for index in values):
+        raise _Wrong("values")
     return Suspended(
         batch,
         cast("str", given["run_id"]),
@@ -385,6 +411,7 @@ def _suspended(payload: object) -> Suspended:
         results,
         opened,
         closed,
+        values,
     )
 
 

@@ -27,7 +27,7 @@ from towerman.arguments.contract import (
 )
 from towerman.arguments.functions import context_parameter_of, description_of
 from towerman.arguments.identity import identity, mark
-from towerman.arguments.loading import load_arguments
+from towerman.arguments.loading import frozen, load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
 from towerman.arguments.telling import near_names
@@ -43,6 +43,7 @@ __all__ = [
     "checker_from_schema",
     "context_parameter_of",
     "description_of",
+    "frozen",
     "identity",
     "mark",
     "load_arguments",

@@ -205,6 +205,22 @@ def _syntax(text: str, report: str, position: int) -> str:
     )
 
 
+def frozen(given: object) -> object:
+    """The same arguments, which nobody changes any more by changing the object that was handed in.
+
+    Objects and lists are copied; other Python objects in them are the same ones. What is no mapping within the limits
+    is returned as it is: whoever loads it refuses it.
+    """
+    if isinstance(given, bytearray):
+        return bytes(given)
+    if not isinstance(given, Mapping):
+        return given
+    try:
+        return load(given, "", MAX_DEPTH)[0]
+    except ArgumentsRefused:
+        return given
+
+
 _KINDS: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (bool, "true or false"),
     ((int, float), "a number"),

@@ -195,7 +195,7 @@ def _journal(declared: Declared) -> Iterator[Finding]:
             "which of them took effect, and a batch that is handed in again runs again.",
             'journal="towerman.db", and a run_id for each run',
         )
-    if journal == ":memory:":
+    if _in_memory(journal):
         yield Finding(
             "warning",
             "journal_in_memory",
@@ -203,6 +203,11 @@ def _journal(declared: Declared) -> Iterator[Finding]:
             "journal=':memory:' forgets everything when the process ends.",
             'journal="towerman.db"',
         )
+
+
+def _in_memory(journal: object) -> bool:
+    """Does a journal forget everything when the process ends? It is the tower's own word, or a Journal."""
+    return getattr(journal, "path", journal) == ":memory:"
 
 
 def _sharing(declared: Declared) -> Iterator[Finding]:
@@ -268,6 +273,15 @@ def _deferring(declared: Declared) -> Iterator[Finding]:
         policy, where = tool.policy, f"tool {tool.name}"
         if not tool.defer:
             continue
+        if _in_memory(declared.tower.journal):
+            yield Finding(
+                "warning",
+                "deferred_in_memory",
+                where,
+                "when_busy='defer', and the journal is in memory: its deferred calls are lost when the process ends, "
+                "and no worker of another process can run them.",
+                'journal="towerman.db"',
+            )
         if policy.max_queued is None:
             yield Finding(
                 "note",

@@ -74,6 +74,11 @@ _Form = Annotated[
 ]
 
 
+_Timeline = Annotated[
+    Path | None, typer.Option("--timeline", metavar="OUT.svg", help="Draw who ran and waited when into this file, too.")
+]
+
+
 def run_app(words: Sequence[str]) -> int:
     """Run one command; what typer finds wrong with the words is one line on stderr."""
     # The error's class lives in another package from one version of typer to the next.
@@ -121,6 +126,7 @@ def demo(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
+    timeline: _Timeline = None,
 ) -> int:
     """Run 22 tool calls against the built-in support desk.
 
@@ -132,11 +138,13 @@ def demo(
     files hold what they should, else 1.
     """
     from towerman.adapters import decode
+    from towerman.cli.pictures import check_place, write_timeline
     from towerman.cli.show import ForPeople, ForPrograms
     from towerman.cli.work import perform
     from towerman.desk import FORMS, Desk, check, open_tower
 
     with ExitStack() as stack:
+        check_place("--timeline", timeline)
         folder = _folder(stack, keep)
         recorders = _recorders(stack, trace)
         batch = decode(FORMS[format.value](), format.value)
@@ -154,7 +162,7 @@ def demo(
         desk = Desk(folder)
         tower = open_tower(desk, observers=[*face.observers, *recorders])
         ending = perform(tower, batch, "demo", face, approver=desk.shift_lead)
-        lost = _close_recorders(tower, recorders)
+        lost = max(_close_recorders(tower, recorders), write_timeline(timeline, ending.result))
         early = ending.exit_code()
         if early is not None:
             return early
@@ -191,6 +199,7 @@ def run(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
+    timeline: _Timeline = None,
     state: Annotated[
         Path | None,
         typer.Option("--state", metavar="OUT", help="Where to write what is left of a batch that waits for approval."),
@@ -211,9 +220,11 @@ def run(
     Run.resume, and stdout gets what it waits for.
     """
     from towerman.cli.load import load_tower, read_batch, shown
+    from towerman.cli.pictures import check_place, write_timeline
     from towerman.cli.show import ForPeople, ForPrograms
 
     with ExitStack() as stack:
+        check_place("--timeline", timeline)
         batch = read_batch(calls, None if format is None else format.value)
         for_program = as_json or not sys.stdout.isatty()
         face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
@@ -227,7 +238,7 @@ def run(
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
         ending = perform(tower, batch, None, face, state)
-        lost = _close_recorders(tower, recorders)
+        lost = max(_close_recorders(tower, recorders), write_timeline(timeline, ending.result))
     return max(lost, _verdict(shown(calls), batch, ending))
 
 
@@ -278,25 +289,19 @@ def explain(
     refused.
     """
     from towerman.cli.load import load_tower, read_batch
-    from towerman.cli.show import print_text, stdout_for_json, write_json
+    from towerman.cli.pictures import write_picture
+    from towerman.cli.show import print_explanation, stdout_for_json, write_json
 
     with stdout_for_json() as out:
         batch = read_batch(calls, None if format is None else format.value)
         told = load_tower(tools, config).explain(batch)
         if graph is not None:
-            _write(graph, told.to_svg())
+            write_picture("--graph", graph, told.to_svg())
         if as_json:
             write_json(told.to_dict(), out)
     if not as_json:
-        print_text(str(told))
+        print_explanation(told)
     return OK if told.ok else NOT_OK
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Wrong(f"--graph {path}: cannot be written: {error.strerror or type(error).__name__}") from None
 
 
 @app.command(epilog=_EXIT_CODES)

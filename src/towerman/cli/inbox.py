@@ -68,7 +68,8 @@ def listed(
 ) -> int:
     """List calls that wait for a person, the oldest first.
 
-    Arguments are shown only when they are asked for.
+    A deferred call has a handle, under which towerman status and result follow it. Arguments are shown only when they
+    are asked for.
     """
     wanted = state.value
     path = find_journal(journal, config)
@@ -94,7 +95,7 @@ def _arguments(journal: Journal, row: Approval) -> str | None:
 
 @approvals_app.command(epilog=_EXIT_CODES)
 def approve(names: _Ids, by: _By = None, journal: _Path = None, config: _Config = None, as_json: _Json = False) -> int:
-    """Say yes: the calls run when their batches are gone on with.
+    """Say yes: deferred calls are run by a worker, the others when their batches are gone on with.
 
     The host does that with Run.resume, which looks here. One decision stands: a second one that says the same changes
     nothing, and one that says otherwise is refused.
@@ -111,7 +112,7 @@ def deny(
     config: _Config = None,
     as_json: _Json = False,
 ) -> int:
-    """Say no: the calls are answered approval_denied when their batches are gone on with."""
+    """Say no: the calls are answered approval_denied, by a worker or when their batches are gone on with."""
     return _decide(names, False, by, reason, journal, config, as_json=as_json)
 
 
@@ -160,6 +161,7 @@ def _told(row: Approval, arguments: str | None) -> dict[str, object]:
         "batch": row.batch,
         "index": row.index,
         "call_id": row.call_id,
+        "handle": row.handle,
         "tenant": row.tenant,
         "asked_at": row.asked_at,
         "expires_at": row.expires_at,
@@ -178,7 +180,7 @@ def _write(value: object) -> None:
     write_json(value)
 
 
-_HEADS: Final = ("id", "state", "tool", "run", "call", "until", "by", "why")
+_HEADS: Final = ("id", "state", "tool", "run", "call", "handle", "until", "by", "why")
 
 
 def _print(found: Sequence[tuple[Approval, str | None]], none: str) -> None:
@@ -199,6 +201,7 @@ def _print(found: Sequence[tuple[Approval, str | None]], none: str) -> None:
                 row.tool,
                 row.run_id,
                 f"{row.batch}.{row.index}{f' {row.call_id}' if row.call_id else ''}",
+                row.handle or "",
                 moment(row.expires_at),
                 row.decided_by or "",
                 " ".join((row.reason or "").split()),

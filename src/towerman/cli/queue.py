@@ -92,6 +92,9 @@ def worker(
 
     Several workers may work on one journal: no call is run twice. SIGTERM and Ctrl-C end it: nothing new is taken,
     what runs has --grace seconds, what has not begun goes back into the queue. A second signal does not wait.
+
+    A call that needs a person's approval waits in towerman approvals list, and holds nothing. With --once the last
+    lines say what is left open.
     """
     from towerman.cli.load import load_tower
     from towerman.cli.show import print_text, stdout_for_json, write_json
@@ -117,8 +120,8 @@ def worker(
             )
         except PolicyError as wrong:
             raise Wrong(str(wrong)) from None
-        report = asyncio.run(_work(tower, made, once))
-        told = {
+        report, waiting = asyncio.run(_work(tower, made, once))
+        told: dict[str, object] = {
             "done": report.done,
             "failed": report.failed,
             "returned": report.returned,
@@ -126,13 +129,38 @@ def worker(
             "lost": report.lost,
         }
         if as_json:
+            if once:
+                told |= {"left": report.left, "waiting_for_approval": report.waiting}
             write_json(told, out)
     if not as_json:
         print_text(", ".join(f"{count} {name}" for name, count in told.items()))
+        for line in _left_open(report, waiting):
+            print_text(printable(line))
     return NOT_OK if once and (report.failed or report.unknown) else OK
 
 
-async def _work(tower: Tower, made: object, once: bool) -> WorkerReport:
+MOST_NAMED: Final = 20
+"""Calls that are named one by one when a worker leaves."""
+
+
+def _left_open(report: WorkerReport, waiting: Sequence[Deferred]) -> Iterator[str]:
+    """What a worker leaves open that was to leave when nothing could run."""
+    if not report.left:
+        return
+    later = report.left - report.waiting
+    told = [f"{report.waiting} wait for a person's approval"] if report.waiting else []
+    if later:
+        told.append(f"{later} wait for these, for another worker or for later" if told else f"{later} not over")
+    yield f"left open: {', '.join(told)}"
+    for call in waiting[:MOST_NAMED]:
+        yield f"{call.handle} ({call.tool}) waits: towerman approvals approve {call.approval}"
+    if len(waiting) > MOST_NAMED:
+        yield f"and {len(waiting) - MOST_NAMED} more: towerman approvals list"
+
+
+async def _work(tower: Tower, made: object, once: bool) -> tuple[WorkerReport, list[Deferred]]:
+    """Let a worker work; what it has done, and of what it leaves open the calls that wait for a person."""
+    from towerman.records import JournalUnavailable
     from towerman.runner import Worker
 
     assert isinstance(made, Worker)
@@ -149,7 +177,13 @@ async def _work(tower: Tower, made: object, once: bool) -> WorkerReport:
         with suppress(NotImplementedError, RuntimeError, ValueError):
             loop.add_signal_handler(number, end)
     try:
-        return await made.run(once=once)
+        report = await made.run(once=once)
+        waiting: list[Deferred] = []
+        if report.waiting and tower.journal is not None:
+            with suppress(JournalUnavailable):
+                queued = await asyncio.wrap_future(tower.journal.deferred_calls(state="queued", limit=1_000_000))
+                waiting = [call for call in queued if call.asks == "pending"]
+        return report, waiting
     finally:
         for number in numbers:
             with suppress(NotImplementedError, RuntimeError, ValueError):
@@ -283,7 +317,8 @@ def status(
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="How many at most.")] = 1000,
     as_json: _Json = False,
 ) -> int:
-    """How a deferred call stands: queued, claimed by a worker, done, unknown, cancelled.
+    """How a deferred call stands: queued (also one that waits for a person), claimed by a worker, done, unknown,
+    cancelled.
 
     Without a handle: how many there are of each, and those that are not over. Nothing of arguments and answers is
     shown.
@@ -421,6 +456,8 @@ def told(call: Deferred) -> dict[str, object]:
         "outcome": call.outcome,
         "code": call.code,
         "cancel_asked": call.stop,
+        "approval": call.approval,
+        "waits_for_approval": call.state == "queued" and call.asks == "pending",
         "attempts": call.attempts,
         "returned": call.returned,
         "worker_alive": call.live,
@@ -434,6 +471,8 @@ def told(call: Deferred) -> dict[str, object]:
 def _words(call: Deferred) -> str:
     if call.state == "claimed":
         return "a worker has it" + (", and is told to stop it" if call.stop else "")
+    if call.state == "queued" and call.asks == "pending":
+        return f"it waits for a person's approval ({call.approval})"
     if call.state == "queued":
         return "it waits in the queue"
     if call.state == "unknown":

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from towerman.calls import Batch, Result
+    from towerman.explain import Explanation
     from towerman.trace import Observer
     from towerman.work import BatchResult
 
@@ -96,6 +97,20 @@ def print_text(text: str) -> None:
     except (UnicodeEncodeError, LookupError):
         text = "\n".join(printable(line, ascii_only=True) for line in text.split("\n"))
     sys.stdout.write(text + "\n")
+
+
+def print_explanation(told: Explanation) -> None:
+    """Print what a batch would do: as wide as the terminal is, and with unbroken lines where there is none."""
+    from towerman.explain import DRAWN
+
+    screen = console()
+    width = screen.width if screen.is_terminal or os.environ.get("COLUMNS", "").isdecimal() else None
+    try:
+        DRAWN.encode(screen.encoding)
+        ascii_only = False
+    except (UnicodeEncodeError, LookupError):
+        ascii_only = True
+    print_text(told.text(width, ascii_only=ascii_only))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ same time. With other durations calls of neighbouring groups overlap too, but ne
 call gets when all last equally long.
 
 The parts are files: `parts` are the words of an explanation, `rehearsal` works it out, `telling` writes it as text,
-`drawing` as SVG, `explanation` is the face.
+`drawing` as SVG, for which `choosing` says what is drawn and `layout` where, `explanation` is the face.
 
 House rules. Pure: nothing here touches a tower. Resources are told by what was declared, never by key; no argument
 value can get in, for none comes here.
@@ -17,11 +17,24 @@ Not here: how a call is checked (work), what is wrong with the declarations (che
 """
 
 from towerman.explain.explanation import Explanation
-from towerman.explain.parts import MAX_EDGES, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall, Seen
+from towerman.explain.parts import (
+    MAX_EDGES,
+    DeferredCall,
+    Edge,
+    EdgeKind,
+    Limit,
+    PlannedCall,
+    RateInForce,
+    RefusedCall,
+    Seen,
+)
 from towerman.explain.rehearsal import explain
+from towerman.explain.telling import DRAWN
 
 __all__ = [
+    "DRAWN",
     "MAX_EDGES",
+    "DeferredCall",
     "Edge",
     "EdgeKind",
     "Explanation",

@@ -57,6 +57,11 @@ class PlannedCall:
         shared_with: index of the call whose run would answer it too, or None. It stands in the group of that call.
         merged: its arguments would go into that run; else that call is identical to it.
         approval: it waits for a person's approval first; groups and edges take it as given.
+        id: its id, cut to 64 characters, where the batch is a plan; else empty.
+        estimate: how long it may take, in seconds, by what its tool has taken so far; None: nothing is known.
+        defers: where there is no room for it, it would be put into the durable queue and run later.
+        behind: indexes of the calls that would be put there and that it comes behind, by `needs` or by what it touches:
+            if one of them is, so is this one.
     """
 
     index: int
@@ -67,6 +72,10 @@ class PlannedCall:
     shared_with: int | None = None
     merged: bool = False
     approval: bool = False
+    id: str = ""
+    estimate: float | None = None
+    defers: bool = False
+    behind: tuple[int, ...] = ()
 
     @property
     def told(self) -> str:
@@ -86,11 +95,30 @@ class RefusedCall:
         outcome: `rejected`, or `skipped` when a call that it needs is refused.
         code: from `towerman.CODES`.
         message: what the model would be told.
+        id: its id, cut to 64 characters, where the batch is a plan; else empty.
     """
 
     index: int
     tool: str
     outcome: Outcome
+    code: Code
+    message: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeferredCall:
+    """A call that would go into the durable queue, though nothing else is at work.
+
+    Args:
+        index: its place in the batch, from 0.
+        tool: its tool's name.
+        code: `deferred`, or `held_behind` one that is.
+        message: why.
+    """
+
+    index: int
+    tool: str
     code: Code
     message: str
 
@@ -143,6 +171,7 @@ class Seen:
         merged: such a run would be of all their arguments.
         approval: it needs a person's approval.
         asks: what it would take of budgets; None where there are none, or it is refused.
+        defers: where there is no room for it, it would be put into the durable queue.
     """
 
     call: Call
@@ -154,6 +183,7 @@ class Seen:
     merged: bool = False
     approval: bool = False
     asks: Asks | None = None
+    defers: bool = False
 
     def __repr__(self) -> str:
         return f"Seen({self.tool!r})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from towerman import sealing
@@ -13,6 +14,7 @@ from towerman.errors import Code
 from towerman.explain.explanation import Explanation
 from towerman.explain.parts import (
     MAX_EDGES,
+    DeferredCall,
     Edge,
     EdgeKind,
     Limit,
@@ -26,6 +28,7 @@ from towerman.ledger import UNLIMITED, Meter, Pool, Wants
 from towerman.lots import Lot
 from towerman.plan import Plan, PlanRefused
 from towerman.policy import told_rate
+from towerman.trace import ID_CHARACTERS
 from towerman.watched import limit_name
 
 
@@ -51,14 +54,22 @@ def explain(
         notice: what the model would be told about the batch as a whole.
     """
     if isinstance(needs, PlanRefused):
-        refused = [RefusedCall(i, one.tool, "rejected", needs.code, needs.message) for i, one in enumerate(calls)]
-        return Explanation(refused=tuple(refused))
+        refused = [
+            RefusedCall(i, one.tool, "rejected", needs.code, needs.message, _id(one)) for i, one in enumerate(calls)
+        ]
+        return Explanation(refused=tuple(refused), links=tuple(_wanted(calls)), members=needs.members)
     rounds = _Rounds(calls, _plan(calls, needs, estimates), gate, flow, now)
     rounds.go()
     group_of = {index: number for number, group in enumerate(rounds.groups) for index in group}
     shared = rounds.shared
     hard = list(islice(_hard_edges(calls, _plan(calls, needs), group_of, shared), MAX_EDGES + 1))
     edges = sorted([*hard[:MAX_EDGES], *rounds.pool_edges], key=lambda edge: (edge.after, edge.before, edge.kind))
+    plan = _plan(calls, needs)
+    links = [*_links(calls, plan, group_of, shared), *rounds.pool_edges]
+    chain, lasts = _longest_chain(plan, group_of, shared, estimates)
+    if needs is not None:
+        links += [Edge(before, one, "needs", "needs") for one in sorted(rounds.refused) for before in needs[one]]
+    behind = _behind(calls, plan, group_of) if any(one.defers for one in calls) else {}
     planned = [
         PlannedCall(
             index,
@@ -69,6 +80,10 @@ def explain(
             shared.get(index),
             index in shared and one.merged,
             one.approval,
+            _id(one) if needs is not None else "",
+            None if estimates is None or index in shared else estimates[index],
+            one.defers,
+            behind.get(index, ()),
         )
         for index, one in enumerate(calls)
         if index in group_of and one.wants is not None
@@ -77,14 +92,20 @@ def explain(
         calls=tuple(planned),
         groups=tuple(tuple(sorted(group)) for group in rounds.groups),
         edges=tuple(edges),
-        refused=tuple(rounds.refused[index] for index in sorted(rounds.refused)),
+        refused=tuple(
+            replace(rounds.refused[index], id=_id(calls[index])) if needs is not None else rounds.refused[index]
+            for index in sorted(rounds.refused)
+        ),
+        deferred=tuple(rounds.deferred[index] for index in sorted(rounds.deferred)),
         limits=_limits(gate, [one.wants for index, one in enumerate(calls) if index in group_of]),
         rates=_rates([one.wants for index, one in enumerate(calls) if index in group_of]),
         rate_seconds=round(rounds.waited, 6),
         spends=_spends(
             one.asks for index, one in enumerate(calls) if index in group_of and (index not in shared or one.merged)
         ),
-        critical_path=_longest_chain(_plan(calls, needs), group_of, shared),
+        critical_path=chain,
+        critical_seconds=lasts,
+        links=tuple(links),
         notice=notice,
         complete=len(hard) <= MAX_EDGES,
     )
@@ -104,6 +125,7 @@ class _Rounds:
     Attributes:
         groups: the calls of each, as they were granted.
         refused: by index.
+        deferred: by index, what would go into the durable queue.
         pool_edges: whose place a call gets that waited for a limit.
         shared: by index, the call whose run answers it too.
         waited: how long rates alone have kept calls waiting, in seconds.
@@ -112,7 +134,9 @@ class _Rounds:
     def __init__(self, calls: Sequence[Seen], plan: Plan, gate: Gate[int], flow: Flow[int], now: float) -> None:
         self.groups: list[list[int]] = []
         self.refused: dict[int, RefusedCall] = {}
+        self.deferred: dict[int, DeferredCall] = {}
         self.pool_edges: list[Edge] = []
+        self._held: dict[int, int] = {}  # who comes behind a deferred call, and behind which
         self.shared: dict[int, int] = {}
         self.waited = 0.0
         self._since = now
@@ -186,9 +210,30 @@ class _Rounds:
     def _refuse(self, index: int, outcome: Outcome, code: Code, message: str) -> None:
         self.refused[index] = RefusedCall(index, self._calls[index].tool, outcome, code, sealing.clean(message))
 
+    def _defer(self, index: int, code: Code, why: str) -> list[int]:
+        """A call goes into the durable queue, and with it whatever comes behind it; who is ready now."""
+        self.deferred[index] = DeferredCall(index, self._calls[index].tool, code, sealing.clean(why))
+        todo, size = [index], self._plan.size
+        seen = {index}
+        while todo:
+            for node in self._plan.nexts(todo.pop()):
+                if node not in seen and node not in self._held:
+                    seen.add(node)
+                    todo.append(node)
+                    if node < size:
+                        self._held[node] = index
+        return self._follow(index, ok=True)
+
     def _offers(self, ready: Iterable[int]) -> list[Offer[int]]:
         offers: list[Offer[int]] = []
-        for index in ready:
+        todo = deque(ready)
+        while todo:
+            index = todo.popleft()
+            if index in self._held:
+                first = self._held[index]
+                why = f"It comes after call {first}{sealing.named(self._calls[first].call)}, which would be deferred."
+                todo.extend(self._defer(index, "held_behind", why))
+                continue
             wants = self._calls[index].wants
             assert wants is not None, "a refused call is never ready"
             self._ready[index] = wants
@@ -215,6 +260,11 @@ class _Rounds:
             else:
                 code, blocker = entry.rejection.code, entry.rejection.blocker
                 never = code == "concurrency_limit" and self._gate.ledger.hopeless(entry.wants) is not None
+                if self._calls[index].defers and code in sealing.DEFERRED_FOR and not never:
+                    told = sealing.DEFERRED_FOR[code].format(blocker=blocker or "its turn")
+                    told = f"{told[:1].upper()}{told[1:]}: it would run later, in a worker."
+                    self._offer(self._defer(index, "deferred", told), freed_by)
+                    continue
                 left = entry.rejection.retry_after
                 message = sealing.refusal(code, blocker, entry.wants.max_wait, never=never, retry_after=left)
                 self._refuse(index, "rejected", code, message)
@@ -267,6 +317,22 @@ def _hard_edges(
         yield Edge(before, after, *_reason(held[before], earlier, later))
 
 
+def _behind(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    """For each call the nearest ones before it that would go into the durable queue: it would go there behind them."""
+    befores: dict[int, list[int]] = {}
+    for before, after, _ in islice(plan.edges(), MAX_EDGES + 1):
+        if before in runs and after in runs:
+            befores.setdefault(after, []).append(before)
+    found: dict[int, tuple[int, ...]] = {}
+    for index in sorted(befores, key=lambda one: (runs[one], one)):  # whoever comes before it starts earlier
+        nearest: dict[int, None] = {}
+        for before in befores[index]:
+            nearest.update(dict.fromkeys((before,) if calls[before].defers else found.get(before, ())))
+        if nearest:
+            found[index] = tuple(sorted(nearest))
+    return found
+
+
 def _reason(held: Mapping[str, int], earlier: Wants[Lot[int]], later: Wants[Lot[int]]) -> tuple[EdgeKind, str, str]:
     """What two calls conflict on: a resource, told by what was declared, or else the order of tools that have none."""
     order = ""
@@ -288,28 +354,113 @@ def _verb(mode: int) -> str:
     return "write" if mode in (IX, X) else "read"
 
 
-def _longest_chain(plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int]) -> tuple[int, ...]:
-    """The longest chain of calls each of which waits for the one before, whatever the limits."""
-    for index in range(plan.size):
+def _links(calls: Sequence[Seen], plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int]) -> list[Edge]:
+    """The same as the plan keeps it: with junctions, so that the number of links is that of holds and not of pairs.
+
+    What is told of a junction is told of one call on either side of it: all others are kept in order for the same key.
+    """
+    size = plan.size
+    into: dict[int, list[int]] = {}  # the calls before each junction
+    links: list[Edge] = []
+    behind = _followers(plan)
+    for index in range(size):
         if index not in runs:
-            plan.seal(index, False)
-            plan.end(index)
-    ready = list(plan.start())
-    freed_by: dict[int, int] = {}
-    last = -1
-    while ready:
-        following: list[int] = []
-        for index in ready:  # grows by those that are answered with them
-            if index not in shared:
-                last = index
-            for other in (*plan.seal(index, True)[0], *plan.end(index)):
-                freed_by[other] = index
-                (ready if other in shared else following).append(other)
-        ready = following
-    chain = [last] if last >= 0 else []
-    while chain and chain[-1] in freed_by:
-        chain.append(freed_by[chain[-1]])
-    return tuple([index for index in reversed(chain) if index not in shared])
+            continue
+        if index not in shared:
+            links += [Edge(before, index, "needs", "needs") for before in plan.needed(index) if before in runs]
+        for node in dict.fromkeys(behind[index]):
+            if node >= size:
+                into.setdefault(node, []).append(index)
+            elif node in runs and node not in shared:
+                links.append(_after(calls, index, index, node, node))
+    for junction, befores in into.items():
+        out = [index for index in behind[junction] if index in runs and index not in shared]
+        if len(befores) == 1:
+            links += [_after(calls, befores[0], befores[0], after, after) for after in out]
+            continue
+        links += [_after(calls, before, before, junction, after) for before in befores for after in out[:1]]
+        links += [_after(calls, junction, befores[0], after, after) for after in out]
+    return links
+
+
+def _followers(plan: Plan) -> list[list[int]]:
+    """For each node of the plan those that follow it in order; those that need its result are left out."""
+    needing = [0] * (plan.size + plan.junction_count)
+    for index in range(plan.size):
+        for before in plan.needed(index):
+            needing[before] += 1
+    return [[*islice(plan.nexts(node), count, None)] for node, count in enumerate(needing)]  # they come first
+
+
+def _after(calls: Sequence[Seen], before: int, earlier: int, after: int, later: int) -> Edge:
+    """A link between two nodes, told by a pair of calls that it keeps in order."""
+    first, second = calls[earlier].wants, calls[later].wants
+    assert first is not None
+    assert second is not None
+    return Edge(before, after, *_reason(dict(first.holds), first, second))
+
+
+def _longest_chain(
+    plan: Plan, runs: Mapping[int, int], shared: Mapping[int, int], estimates: Sequence[float] | None
+) -> tuple[tuple[int, ...], float | None]:
+    """The longest chain of calls each of which waits for the one before, whatever the limits; and how long it takes.
+
+    Junctions, and calls that do not run, take no time and pass on what they wait for. So do those that the run of
+    another one answers, and they wait for that.
+    """
+    size = plan.size
+    total = size + plan.junction_count
+    waits: list[list[int]] = [[] for _ in range(total)]
+    passes: list[list[int]] = [[] for _ in range(total)]
+    for index in range(size):
+        if index in runs:  # what does not run waits for nobody's result
+            waits[index] += plan.needed(index)
+        if index in shared:
+            waits[index].append(shared[index])
+    for node, behind in enumerate(_followers(plan)):
+        for after in behind:
+            waits[after].append(node)
+    for node, befores in enumerate(waits):
+        for before in befores:
+            passes[before].append(node)
+    left = [len(befores) for befores in waits]
+    length = [(0.0, 0)] * total  # how long the longest chain up to a node is, and of how many calls
+    latest = [-1] * total
+    todo = deque(node for node, count in enumerate(left) if not count)
+    while todo:
+        node = todo.popleft()
+        for before in waits[node]:
+            if length[before] >= length[node]:
+                length[node], latest[node] = length[before], before
+        if node in runs and node not in shared:
+            longest, hops = length[node]
+            length[node] = longest + (1.0 if estimates is None else estimates[node]), hops + 1
+        for after in passes[node]:
+            left[after] -= 1
+            if not left[after]:
+                todo.append(after)
+    node = max((index for index in runs if index not in shared), key=lambda index: (length[index], index), default=-1)
+    lasts = None if estimates is None or node < 0 else round(length[node][0], 6)
+    chain = []
+    while node >= 0:
+        if node in runs and node not in shared:
+            chain.append(node)
+        node = latest[node]
+    return tuple(reversed(chain)), lasts
+
+
+def _wanted(calls: Sequence[Seen]) -> Iterator[Edge]:
+    """What the calls of a plan need that cannot be followed, as far as there are such calls."""
+    where = {one.call.id: index for index, one in reversed(list(enumerate(calls))) if one.call.id}
+    for index, one in enumerate(calls):
+        needs = one.call.needs
+        for name in dict.fromkeys((needs,) if isinstance(needs, str) else needs):
+            if name in where:
+                yield Edge(where[name], index, "needs", "needs")
+
+
+def _id(one: Seen) -> str:
+    return str(one.call.id)[:ID_CHARACTERS]
 
 
 def _spends(asks: Iterable[Asks | None]) -> dict[str, float]:

@@ -4,6 +4,10 @@ Theory. An approval is bound to a call and the digest of its arguments. It is de
 comes again is heard and changes nothing, another one is refused. It is claimed once, in the same step that checks it:
 two processes that resume one batch cannot both run the call. It expires by its time, whatever its row says.
 
+That of a deferred call goes with it: whoever is to run the call finds what was said, uses it in the same step in
+which the call's intent is written, and only for this call. Then it may use it again: a call whose worker died before
+its first line, or that may be repeated, is the same call.
+
 House rules. Each function is one step of a transaction that the writer has begun.
 
 Not here: asking people, and what an approval is for (the runner's).
@@ -14,16 +18,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, Literal
 
-from towerman.journal.calls import MOST_TEXT
 from towerman.journal.session import Session
-from towerman.records import Approval, ApprovalState, Unsettled
+from towerman.records import Approval, ApprovalState, NotCleared, Unsettled
+
+MOST_TEXT: Final = 500
+"""Longest name or reason of whoever decides."""
+
+MOST_NAME: Final = 200
+"""Bytes of a name; a longer one names nothing."""
 
 Claim = Literal["claimed", "pending", "denied", "expired", "taken", "changed", "missing"]
 """What comes of claiming an approval: it is this call's now, or why not."""
 
 _COLUMNS: Final = (
     "id, run_id, tool, digest, expires_at, call_id, batch, slot, tenant, state, asked_at, decided_at, decided_by, "
-    "reason, claimed_at"
+    "reason, claimed_at, handle, edited, claimed_for"
 )
 
 
@@ -32,10 +41,15 @@ def ask(session: Session, approval: Approval, arguments: bytes | None) -> Approv
     known = find(session, approval.approval_id)
     if known is not None:
         return known
+    return _put_in(session, replace(approval, state="pending"), arguments)
+
+
+def _put_in(session: Session, approval: Approval, arguments: bytes | None) -> Approval:
     now = session.wall()
+    decided_at = None if approval.state == "pending" else now
     session.db.execute(
-        "INSERT INTO approvals (id, run_id, tool, digest, expires_at, call_id, batch, slot, tenant, state, asked_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)",
+        "INSERT INTO approvals (id, run_id, tool, digest, expires_at, call_id, batch, slot, tenant, state, asked_at, "
+        "decided_at, decided_by, reason, handle, edited) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             approval.approval_id,
             approval.run_id,
@@ -46,18 +60,131 @@ def ask(session: Session, approval: Approval, arguments: bytes | None) -> Approv
             approval.batch,
             approval.index,
             approval.tenant,
+            approval.state,
             now,
+            decided_at,
+            _short(approval.decided_by),
+            _short(approval.reason),
+            approval.handle,
+            approval.edited,
         ),
     )
     if arguments is not None:
         keep_arguments(session, "approval", approval.approval_id, arguments)
-    return replace(approval, state="pending", asked_at=now)
+    return replace(approval, asked_at=now, decided_at=decided_at)
+
+
+def link(session: Session, approval: Approval, arguments: bytes | None) -> Approval:
+    """Write down what was said, or asked, about a deferred call; the first decision that was written down counts.
+
+    Args:
+        session: in whose transaction.
+        approval: with the handle of the call, and what it is bound to there.
+        arguments: those that the person is shown, or gave.
+    """
+    name = approval.approval_id
+    known = _row(session, name)
+    if known is None:
+        return _put_in(session, approval, arguments)
+    session.db.execute(
+        "UPDATE approvals SET handle = ?, digest = ? WHERE id = ?", (approval.handle, approval.digest, name)
+    )
+    if known.state == "pending" and approval.state != "pending" and session.wall() < known.expires_at:
+        session.db.execute(
+            "UPDATE approvals SET state = ?, decided_at = ?, decided_by = ?, reason = ?, expires_at = ?, edited = ? "
+            "WHERE id = ?",
+            (
+                approval.state,
+                session.wall(),
+                _short(approval.decided_by),
+                _short(approval.reason),
+                approval.expires_at,
+                approval.edited,
+                name,
+            ),
+        )
+        if arguments is not None:
+            keep_arguments(session, "approval", name, arguments)
+    after = _row(session, name)
+    assert after is not None
+    return after
+
+
+def use(session: Session, given: Approval, edited: bytes | None, key: bytes) -> None:
+    """A worker is about to start a deferred call: use its approval, for this call and no other.
+
+    Args:
+        session: in whose transaction.
+        given: the approval as the worker knows it, approved.
+        edited: the arguments that the call is to run with in place of its own.
+        key: of the call.
+
+    Raises:
+        NotCleared: it does not hold.
+    """
+    known = link(session, given, edited)
+    if known.claimed_at is not None and known.claimed_for != key:
+        raise NotCleared("taken")
+    if known.state == "denied":
+        raise NotCleared("denied")
+    if session.wall() >= known.expires_at:
+        raise NotCleared("expired")
+    if known.state != "approved":
+        raise NotCleared("pending")
+    if known.edited != given.edited:
+        raise NotCleared("other")
+    if known.edited and edited is not None:
+        stored = arguments_of(session, "approval", known.approval_id)
+        if stored is not None and stored != edited:
+            raise NotCleared("other")
+    if known.claimed_at is None:
+        session.db.execute(
+            "UPDATE approvals SET claimed_at = ?, claimed_by = ?, claimed_for = ? WHERE id = ?",
+            (session.wall(), session.sign(), key, known.approval_id),
+        )
+
+
+def close(session: Session, number: int) -> None:
+    """A deferred call is over: nobody needs to decide about it any more, and its approval is good for nothing else.
+
+    Args:
+        session: in whose transaction.
+        number: of its row.
+    """
+    now, its = session.wall(), "(SELECT approval FROM deferred WHERE id = ?)"
+    session.db.execute(
+        f"UPDATE approvals SET expires_at = ? WHERE id = {its} AND claimed_at IS NULL AND state <> 'denied' "
+        "AND expires_at > ?",
+        (now, number, now),
+    )
+    session.db.execute(f"DELETE FROM arguments WHERE kind = 'approval' AND ref = {its}", (number,))
+
+
+def _short(text: str | None) -> str | None:
+    """A person's words as they are kept: not too long, and such as can be written."""
+    return None if text is None else text[:MOST_TEXT].encode("utf-8", "replace").decode()
+
+
+def is_name(given: object) -> bool:
+    """Could something in the journal have this name? People and models write all sorts of things."""
+    try:
+        return isinstance(given, str) and len(given.encode()) <= MOST_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def find(session: Session, approval_id: str) -> Approval | None:
     """One approval, or None."""
+    known = _row(session, approval_id)
+    return None if known is None else _by_now(session, known)
+
+
+def _row(session: Session, approval_id: str) -> Approval | None:
+    """One approval as it was last written, whatever time it is."""
+    if not is_name(approval_id):
+        return None
     row = session.db.execute(f"SELECT {_COLUMNS} FROM approvals WHERE id = ?", (approval_id,)).fetchone()
-    return None if row is None else _told(session, row)
+    return None if row is None else _told(row)
 
 
 def listed(
@@ -78,7 +205,7 @@ def listed(
     )
     found: list[Approval] = []
     for row in rows:
-        approval = _told(session, row)
+        approval = _by_now(session, _told(row))
         if state is None or approval.state == state:
             found.append(approval)
             if len(found) >= limit:
@@ -86,8 +213,12 @@ def listed(
     return found
 
 
-def _told(session: Session, row: tuple[object, ...]) -> Approval:
+def _told(row: tuple[object, ...]) -> Approval:
     approval = Approval(*row)  # type: ignore[arg-type]  # the table holds what was put in
+    return replace(approval, edited=bool(approval.edited))
+
+
+def _by_now(session: Session, approval: Approval) -> Approval:
     late = session.wall() >= approval.expires_at and approval.claimed_at is None
     return replace(approval, state="expired") if late and approval.state in ("pending", "approved") else approval
 
@@ -114,6 +245,8 @@ def decide(
         expires_at: Unix time until which it holds; None: as it was asked.
         digest, arguments: of an edited call.
 
+    A deferred call that waits for it may be taken at once.
+
     Raises:
         Unsettled: there is none, it has expired, or it was decided otherwise.
     """
@@ -121,25 +254,31 @@ def decide(
     if known is None:
         raise Unsettled("there is no such approval")
     wanted: ApprovalState = "approved" if approved else "denied"
-    if known.state == wanted and (digest is None or digest == known.digest):
+    same = (digest is None or digest == known.digest) and (
+        arguments is None or (known.edited and arguments_of(session, "approval", approval_id) == arguments)
+    )
+    if known.state == wanted and same:
         return known
     if known.state != "pending":
         raise Unsettled(f"this approval is {known.state}{' and used' if known.claimed_at is not None else ''}")
     session.db.execute(
         "UPDATE approvals SET state = ?, decided_at = ?, decided_by = ?, reason = ?, expires_at = coalesce(?, "
-        "expires_at), digest = coalesce(?, digest) WHERE id = ?",
+        "expires_at), digest = coalesce(?, digest), edited = ? WHERE id = ?",
         (
             wanted,
             session.wall(),
-            None if by is None else by[:MOST_TEXT],
-            None if reason is None else reason[:MOST_TEXT],
+            _short(by),
+            _short(reason),
             expires_at,
             digest,
+            arguments is not None,
             approval_id,
         ),
     )
     if arguments is not None:
         keep_arguments(session, "approval", approval_id, arguments)
+    if known.handle is not None:
+        session.db.execute("UPDATE deferred SET not_before = 0 WHERE handle = ? AND state = 'queued'", (known.handle,))
     after = find(session, approval_id)
     assert after is not None
     return after
@@ -162,9 +301,13 @@ def claim(session: Session, approval_id: str, digest: bytes) -> tuple[Claim, App
 
 
 def prune(session: Session, before: float, most: int) -> int:
-    """Forget some approvals that were decided, or expired, before a Unix time. Returns how many."""
+    """Forget some approvals that were decided, or expired, before a Unix time. Returns how many.
+
+    That of a deferred call stays as long as the call is not over.
+    """
     rows = session.db.execute(
-        "SELECT id FROM approvals WHERE (state <> 'pending' AND decided_at < ?) OR expires_at < ? LIMIT ?",
+        "SELECT id FROM approvals a WHERE ((state <> 'pending' AND decided_at < ?) OR expires_at < ?) AND NOT EXISTS "
+        "(SELECT 1 FROM deferred d WHERE d.approval = a.id AND d.state NOT IN ('done', 'cancelled')) LIMIT ?",
         (before, before, most),
     ).fetchall()
     for (approval_id,) in rows:

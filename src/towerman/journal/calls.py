@@ -12,14 +12,17 @@ Not here: transactions (writer), waiting for somebody else's call (journal).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final, cast
 
+from towerman.journal import approvals
 from towerman.journal.session import Session
 from towerman.records import (
     Answer,
     Intent,
     JournalUnavailable,
     NotBegun,
+    NotCleared,
     Record,
     State,
     Unsettled,
@@ -121,13 +124,16 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
 
     Raises:
         Unsettled: the claim that it comes under is another worker's by now, or the call was cancelled.
+        NotCleared: its approval does not hold.
     """
     if intent.claim is not None:
         row = session.db.execute(
-            "SELECT 1 FROM deferred WHERE claim = ? AND state = 'claimed' AND NOT stop", (intent.claim,)
+            "SELECT id, key, handle, approval FROM deferred WHERE claim = ? AND state = 'claimed' AND NOT stop",
+            (intent.claim,),
         ).fetchone()
         if row is None:
             raise Unsettled("another worker has this call by now, or it was cancelled")
+        _clear(session, intent, *row)
     elif intent.key is not None:
         row = session.db.execute(
             "SELECT 1 FROM deferred WHERE key = ? AND state IN ('queued', 'claimed')", (intent.key,)
@@ -172,6 +178,24 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
     session.begun.append(intent.token)
     session.touched.add(key)
     return "run", record
+
+
+def _clear(session: Session, intent: Intent, number: int, key: bytes, handle: str, approval: str | None) -> None:
+    """A deferred call is about to start: use its approval, if it needs one."""
+    given = intent.approval
+    if given is None and approval is None:
+        return
+    if given is None or approval not in (None, given.approval_id):
+        raise NotCleared("missing")
+    if approval is None:
+        session.db.execute("UPDATE deferred SET approval = ? WHERE id = ?", (given.approval_id, number))
+    else:
+        known = approvals.find(session, approval)
+        if known is None:
+            raise NotCleared("missing")
+        if known.digest != given.digest:
+            raise NotCleared("changed")
+    approvals.use(session, replace(given, handle=handle), intent.edited, key)
 
 
 def begin_all(session: Session, intents: Sequence[Intent]) -> None:
@@ -366,6 +390,9 @@ def settle(session: Session, number: int, applied: bool, by: str | None, text: s
             "(SELECT handle FROM deferred WHERE key = ? AND state = 'unknown')",
             (key,),
         )
+        its = session.db.execute("SELECT id FROM deferred WHERE key = ? AND state = 'unknown'", (key,)).fetchone()
+        if its is not None:
+            approvals.close(session, its[0])
         session.db.execute(
             "UPDATE deferred SET state = 'done', outcome = 'ok', code = NULL, ended_at = ? "
             "WHERE key = ? AND state = 'unknown'",

@@ -10,6 +10,9 @@ Calls of one chain are given out one after another, by their places in it; behin
 still. A call that comes behind several others joins their chains into one, in which the places stay what they were:
 those of one batch are comparable. So a chain costs one row a call, however many calls wait for how many.
 
+A call that waits for a person is in the queue like any other, with the id of its approval; only those take it who
+could ask somebody. So it holds no worker, and what comes behind it in its chain waits as it does.
+
 House rules. Each function is one step of a transaction that the writer has begun. Arguments go
 when the answer comes.
 
@@ -23,13 +26,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, cast
 
-from towerman.journal.approvals import arguments_of, forget_arguments, keep_arguments
+from towerman.journal import approvals
+from towerman.journal.approvals import arguments_of, forget_arguments, is_name, keep_arguments
 from towerman.journal.session import Session
-from towerman.records import Answer, ClaimState, Deferred, DeferredState, Due, QueueFull
+from towerman.records import Answer, Approval, ClaimState, Deferred, DeferredState, Due, QueueFull
 
 _COLUMNS: Final = (
     "handle, tool, run_id, key, digest, call_id, batch, slot, tenant, priority, chain, position, needs, not_before, "
-    "harmless, state, stop, outcome, code, attempts, returned, queued_at, claimed_at, ended_at, owner"
+    "harmless, state, stop, outcome, code, attempts, returned, queued_at, claimed_at, ended_at, approval, owner"
 )
 
 _SIZE: Final = _COLUMNS.count(",") + 1
@@ -40,15 +44,17 @@ _BEHIND: Final = (
 )
 """Something of the same chain comes before it and is not over, or is at work."""
 
-_AT_ONCE: Final = 500
+_ASKS: Final = "EXISTS (SELECT 1 FROM approvals a WHERE a.id = d.approval AND a.state = 'pending' AND a.expires_at > ?)"
+"""It waits for a person, as of a Unix time."""
 
-MOST_HANDLE: Final = 200
-"""Bytes of a handle; a longer one names nothing."""
+_AT_ONCE: Final = 500
 
 
 def _told(session: Session, row: Sequence[object], claim: bytes | None = None) -> Deferred:
-    told = Deferred(*row[: _SIZE - 1])  # type: ignore[arg-type]  # the table holds what was put in
-    live = told.state == "claimed" and session.lives(cast("int | None", row[_SIZE - 1]))
+    *given, approval, owner = row[:_SIZE]
+    told = Deferred(*given)  # type: ignore[arg-type]  # the table holds what was put in
+    live = told.state == "claimed" and session.lives(cast("int | None", owner))
+    about = approvals.find(session, cast("str", approval)) if approval is not None else None
     needs = tuple(cast("str", row[12]).split())
     return replace(
         told,
@@ -58,6 +64,9 @@ def _told(session: Session, row: Sequence[object], claim: bytes | None = None) -
         needs=needs,
         live=live,
         claim=claim,
+        approval=cast("str | None", approval),
+        asks=None if about is None else about.state,
+        asked=about if claim is not None else None,
     )
 
 
@@ -67,6 +76,8 @@ def enqueue(
     arguments: bytes,
     behind: Sequence[str] = (),
     most: Sequence[tuple[str | None, int]] = (),
+    asked: Approval | None = None,
+    edited: bytes | None = None,
 ) -> Deferred:
     """Put a call into the queue; one of the same identity that is there already is not put in twice.
 
@@ -76,6 +87,8 @@ def enqueue(
         arguments: of the call, as bytes.
         behind: handles of the calls that it comes behind: it joins their chains, and makes them one.
         most: for a tool, or None for all of them, how many may wait.
+        asked: what a person has said to it, or was asked.
+        edited: the arguments that the person gave, as JSON.
 
     Raises:
         QueueFull: as many wait as may.
@@ -92,8 +105,8 @@ def enqueue(
     now = session.wall()
     session.db.execute(
         "INSERT INTO deferred (handle, tool, run_id, key, digest, call_id, batch, slot, tenant, priority, chain, "
-        "position, needs, not_before, harmless, state, queued_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
+        "position, needs, not_before, harmless, approval, state, queued_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
         (
             call.handle,
             call.tool,
@@ -110,10 +123,14 @@ def enqueue(
             " ".join(call.needs),
             call.not_before,
             call.harmless,
+            None if asked is None else asked.approval_id,
             now,
         ),
     )
     keep_arguments(session, "queued", call.handle, arguments)
+    if asked is not None:
+        known = approvals.link(session, replace(asked, handle=call.handle), edited)
+        call = replace(call, approval=known.approval_id, asks=known.state)
     return replace(call, state="queued", queued_at=now, attempts=0)
 
 
@@ -147,14 +164,21 @@ def _joined(session: Session, behind: Sequence[str]) -> str:
     return chain
 
 
-def _wanted(tools: Sequence[str] | None, foreign_before: float | None) -> tuple[str, list[object]]:
+def _wanted(tools: Sequence[str] | None, busy: Sequence[str], foreign_before: float | None) -> tuple[str, list[object]]:
     """Which calls a worker takes, as a condition and what is put in there."""
-    if tools is None:
-        return "1", []
-    listed = f"d.tool IN ({','.join('?' * len(tools))})"
-    if foreign_before is None:
-        return listed, list(tools)
-    return f"({listed} OR d.queued_at < ?)", [*tools, foreign_before]
+    wanted, given = "1", list[object]()
+    if tools is not None:
+        wanted, given = f"d.tool IN ({','.join('?' * len(tools))})", [*tools]
+        if foreign_before is not None:
+            wanted, given = f"({wanted} OR d.queued_at < ?)", [*given, foreign_before]
+    if busy:
+        wanted, given = f"{wanted} AND d.tool NOT IN ({','.join('?' * len(busy))})", [*given, *busy]
+    return wanted, given
+
+
+def _asking(asks: bool, now: float) -> tuple[str, list[object]]:
+    """The same of those that wait for a person: a worker that could ask one takes them, too."""
+    return ("", []) if asks else (f"AND NOT {_ASKS} ", [now])
 
 
 def claim_next(
@@ -164,6 +188,7 @@ def claim_next(
     *,
     busy: Sequence[str] = (),
     foreign_before: float | None = None,
+    asks: bool = True,
 ) -> list[tuple[Deferred, bytes | None]]:
     """Take the next calls of the queue for this worker: (call, its arguments), none where nothing is due.
 
@@ -173,18 +198,17 @@ def claim_next(
         limit: how many at most.
         busy: names of tools of which it takes none now.
         foreign_before: Unix time; of what was queued before it, also what names a tool that this worker has not.
+        asks: also calls that wait for a person, since this worker can ask one.
     """
     requeue_dead(session)
-    wanted, given = _wanted(tools, foreign_before)
-    if busy:
-        wanted += f" AND d.tool NOT IN ({','.join('?' * len(busy))})"
-        given += busy
+    wanted, given = _wanted(tools, busy, foreign_before)
     now = session.wall()
+    person, when = _asking(asks, now)
     rows = session.db.execute(
         f"SELECT d.id, {', '.join(f'd.{name}' for name in _COLUMNS.split(', '))} FROM deferred d "
-        f"WHERE d.state = 'queued' AND d.not_before <= ? AND {wanted} AND (d.chain IS NULL OR NOT {_BEHIND}) "
+        f"WHERE d.state = 'queued' AND d.not_before <= ? AND {wanted} {person}AND (d.chain IS NULL OR NOT {_BEHIND}) "
         "ORDER BY d.priority DESC, d.id LIMIT ?",
-        (now, *given, limit),
+        (now, *given, *when, limit),
     ).fetchall()
     found = []
     me = session.sign() if rows else None
@@ -200,6 +224,8 @@ def claim_next(
         told = replace(told, state="claimed", attempts=told.attempts + 1, claimed_at=now, live=True)
         if told.needs:
             told = replace(told, lacks=_lacking(session, told.needs))
+        if told.asked is not None and told.asked.edited:
+            told = replace(told, edited=arguments_of(session, "approval", told.asked.approval_id))
         found.append((told, arguments_of(session, "queued", told.handle)))
     return found
 
@@ -219,17 +245,16 @@ def due(
     *,
     busy: Sequence[str] = (),
     foreign_before: float | None = None,
+    asks: bool = True,
 ) -> Due:
     """What the queue has for a worker, without taking anything. The arguments are those of `claim_next`."""
-    wanted, given = _wanted(tools, foreign_before)
-    if busy:
-        wanted += f" AND d.tool NOT IN ({','.join('?' * len(busy))})"
-        given += busy
+    wanted, given = _wanted(tools, busy, foreign_before)
     db, now = session.db, session.wall()
+    person, when = _asking(asks, now)
     ready = db.execute(
         f"SELECT 1 FROM deferred d WHERE d.state = 'queued' AND d.not_before <= ? AND {wanted} "
-        f"AND (d.chain IS NULL OR NOT {_BEHIND}) LIMIT 1",
-        (now, *given),
+        f"{person}AND (d.chain IS NULL OR NOT {_BEHIND}) LIMIT 1",
+        (now, *given, *when),
     ).fetchone()
     if ready is None:
         owners = db.execute("SELECT DISTINCT owner FROM deferred WHERE state = 'claimed'").fetchall()
@@ -238,6 +263,13 @@ def due(
         f"SELECT min(d.not_before) FROM deferred d WHERE d.state = 'queued' AND d.not_before > ? AND {wanted}",
         (now, *given),
     ).fetchone()
+    waiting, ends_at = db.execute(
+        "SELECT count(*), min(a.expires_at) FROM approvals a JOIN deferred d ON d.approval = a.id "
+        "WHERE d.state = 'queued' AND a.state = 'pending' AND a.expires_at > ?",
+        (now,),
+    ).fetchone()
+    if not asks and ends_at is not None:
+        next_at = ends_at if next_at is None else min(next_at, ends_at)
     (left,) = db.execute(
         "SELECT (SELECT count(*) FROM deferred WHERE state = 'queued') "
         "+ (SELECT count(*) FROM deferred WHERE state = 'claimed')"
@@ -246,7 +278,7 @@ def due(
     if tools is not None:
         rows = db.execute("SELECT DISTINCT tool FROM deferred WHERE state = 'queued'").fetchall()
         foreign = tuple(sorted({name for (name,) in rows} - set(tools)))
-    return Due(ready is not None, next_at, left, foreign)
+    return Due(ready is not None, next_at, left, foreign, waiting)
 
 
 def requeue_dead(session: Session) -> tuple[int, int]:
@@ -306,10 +338,15 @@ def _end(
         (state, outcome, code, session.wall(), number),
     )
     forget_arguments(session, "queued", handle)
+    approvals.close(session, number)
 
 
 def finish(
-    session: Session, claim: bytes, answer: Answer, state: Literal["done", "cancelled", "unknown"] = "done"
+    session: Session,
+    claim: bytes,
+    answer: Answer,
+    state: Literal["done", "cancelled", "unknown"] = "done",
+    asked: Approval | None = None,
 ) -> bool:
     """Write what a claimed call came to; False where another worker has it by now.
 
@@ -319,6 +356,7 @@ def finish(
         answer: what it came to.
         state: "cancelled": it never began; "unknown": its work was cut off, and nobody knows its effect. Such a call
             keeps its arguments, and its chain stands still, until a person has settled it.
+        asked: what a person has said to it here.
     """
     session.held.discard(claim)
     row = session.db.execute(
@@ -327,6 +365,8 @@ def finish(
     if row is None:
         return False
     number, handle = row
+    if asked is not None:
+        link(session, number, replace(asked, handle=handle), None)
     session.db.execute(
         "INSERT OR REPLACE INTO answers (kind, ref, body) VALUES ('queued', ?, ?)",
         (number, session.seal(answer.to_bytes())),
@@ -341,13 +381,25 @@ def finish(
     return True
 
 
-def give_back(session: Session, claim: bytes, wait: float = 0.0) -> bool:
+def link(session: Session, number: int, approval: Approval, arguments: bytes | None) -> None:
+    """A claimed call has an approval from now on; it keeps the one that it has."""
+    session.db.execute(
+        "UPDATE deferred SET approval = ? WHERE id = ? AND approval IS NULL", (approval.approval_id, number)
+    )
+    approvals.link(session, approval, arguments)
+
+
+def give_back(
+    session: Session, claim: bytes, wait: float = 0.0, asked: Approval | None = None, arguments: bytes | None = None
+) -> bool:
     """Put a claimed call back into the queue, unstarted; False where it is another worker's by now.
 
     Args:
         session: in whose transaction.
         claim: the worker's.
         wait: seconds for which nobody takes it; above 0 it counts as one for which there was no room.
+        asked: what a person is to be asked about it, or has said.
+        arguments: those that the person is shown, or gave.
     """
     session.held.discard(claim)
     row = session.db.execute(
@@ -359,6 +411,8 @@ def give_back(session: Session, claim: bytes, wait: float = 0.0) -> bool:
     if stop:
         _end(session, number, handle, "cancelled", "cancelled", "cancelled")
         return True
+    if asked is not None:
+        link(session, number, replace(asked, handle=handle), arguments)
     session.db.execute(
         "UPDATE deferred SET state = 'queued', owner = NULL, claim = NULL, not_before = ?, attempts = attempts - 1, "
         "returned = returned + ? WHERE id = ?",
@@ -376,7 +430,7 @@ def cancel(session: Session, handle: str) -> DeferredState | None:
     """
     requeue_dead(session)
     row = None
-    if _is_name(handle):
+    if is_name(handle):
         row = session.db.execute("SELECT id, state FROM deferred WHERE handle = ?", (handle,)).fetchone()
     if row is None:
         return None
@@ -398,17 +452,9 @@ def claims(session: Session, held: Iterable[bytes]) -> dict[bytes, ClaimState]:
     return found
 
 
-def _is_name(handle: object) -> bool:
-    """Could a call have this handle? People and models write all sorts of things."""
-    try:
-        return isinstance(handle, str) and len(handle.encode()) <= MOST_HANDLE
-    except UnicodeEncodeError:
-        return False
-
-
 def find(session: Session, handle: str) -> tuple[Deferred, Answer | None] | None:
     """One deferred call and its answer, or None."""
-    if not _is_name(handle):
+    if not is_name(handle):
         return None
     row = session.db.execute(f"SELECT {_COLUMNS}, id FROM deferred WHERE handle = ?", (handle,)).fetchone()
     return None if row is None else _with_answer(session, row)

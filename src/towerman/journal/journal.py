@@ -344,11 +344,26 @@ class Journal:
             reason: why.
             expires_at: Unix time until which it holds; None: as it was asked.
             digest: of the arguments of an edited call.
-            arguments: of an edited call.
+            arguments: the whole set of arguments that the call is to run with in place of its own, as JSON. A deferred
+                call is run with them; for a batch that is gone on with, give them to `Run.resume`.
 
-        The future fails with `Unsettled` where there is none, it has expired, or it was decided otherwise.
+        A deferred call that waits for this may be taken at once. The future fails with `Unsettled` where there is none,
+        it has expired, or it was decided otherwise.
+
+        Raises:
+            PolicyError: an argument of another kind; or arguments, and the journal stores none.
         """
-        kept = arguments if self.keeps_arguments else None
+        flag("journal: decide: approved", approved)
+        for name, given, kind, wanted in (
+            ("by", by, str, "text"), ("reason", reason, str, "text"),
+            ("digest", digest, bytes, "bytes"), ("arguments", arguments, bytes, "bytes"),
+        ):  # fmt: skip
+            if given is not None and not isinstance(given, kind):
+                raise PolicyError(f"journal: decide: {name}: {wanted}; got {type(given).__name__[:80]}")
+        if expires_at is not None:
+            seconds("journal: decide: expires_at", expires_at, zero=True)
+        if arguments is not None and not self.keeps_arguments:
+            raise PolicyError("journal: decide: it stores no arguments, so a decision can bring none")
         return self._writer.ask(
             lambda session: approvals.decide(
                 session,
@@ -358,7 +373,7 @@ class Journal:
                 reason=reason,
                 expires_at=expires_at,
                 digest=digest,
-                arguments=kept,
+                arguments=arguments,
             )
         )
 
@@ -389,6 +404,8 @@ class Journal:
         *,
         behind: Sequence[str] = (),
         most: Sequence[tuple[str | None, int]] = (),
+        asked: Approval | None = None,
+        edited: bytes | None = None,
     ) -> Future[Deferred]:
         """Put a call into the queue; one of its identity that is there already is returned in its place.
 
@@ -397,6 +414,8 @@ class Journal:
             arguments: of the call.
             behind: handles of the calls that it comes behind: it joins their chains, and makes them one.
             most: (a tool's name, or None for all, how many may wait) pairs.
+            asked: what a person has said to it, or was asked: it goes with the call.
+            edited: the arguments that the person gave, as JSON.
 
         The future fails with `QueueFull` where as many wait as may.
 
@@ -405,7 +424,7 @@ class Journal:
         """
         if not self.keeps_arguments:
             raise PolicyError("journal: it stores no arguments, so nothing can be deferred; say arguments=True")
-        return self._writer.ask(lambda session: deferred.enqueue(session, call, arguments, behind, most))
+        return self._writer.ask(lambda session: deferred.enqueue(session, call, arguments, behind, most, asked, edited))
 
     def claim_next(
         self,
@@ -414,6 +433,7 @@ class Journal:
         *,
         busy: Sequence[str] = (),
         foreign_before: float | None = None,
+        asks: bool = True,
     ) -> Future[list[tuple[Deferred, bytes | None]]]:
         """Take the next calls of the queue: (call, arguments). No call goes to two who ask.
 
@@ -422,13 +442,21 @@ class Journal:
             limit: how many at most.
             busy: names of tools of which it takes none now.
             foreign_before: Unix time; of what was queued before it, also what names a tool that this worker has not.
+            asks: also calls that wait for a person, since this worker can ask one.
         """
         return self._writer.ask(
-            lambda session: deferred.claim_next(session, tools, limit, busy=busy, foreign_before=foreign_before)
+            lambda session: deferred.claim_next(
+                session, tools, limit, busy=busy, foreign_before=foreign_before, asks=asks
+            )
         )
 
     def due(
-        self, tools: Sequence[str] | None = None, *, busy: Sequence[str] = (), foreign_before: float | None = None
+        self,
+        tools: Sequence[str] | None = None,
+        *,
+        busy: Sequence[str] = (),
+        foreign_before: float | None = None,
+        asks: bool = True,
     ) -> Future[Due]:
         """What the queue has for a worker; takes nothing.
 
@@ -436,9 +464,11 @@ class Journal:
             tools: as `claim_next` takes them.
             busy: as there.
             foreign_before: as there.
+            asks: as there.
         """
         return self._writer.ask(
-            lambda session: deferred.due(session, tools, busy=busy, foreign_before=foreign_before), writes=False
+            lambda session: deferred.due(session, tools, busy=busy, foreign_before=foreign_before, asks=asks),
+            writes=False,
         )
 
     def claims(self, held: Sequence[bytes]) -> Future[dict[bytes, ClaimState]]:
@@ -454,7 +484,12 @@ class Journal:
         return self._writer.ask(deferred.requeue_dead)
 
     def finish_deferred(
-        self, claim: bytes, answer: Answer, state: Literal["done", "cancelled", "unknown"] = "done"
+        self,
+        claim: bytes,
+        answer: Answer,
+        state: Literal["done", "cancelled", "unknown"] = "done",
+        *,
+        asked: Approval | None = None,
     ) -> Future[bool]:
         """Write what a claimed call came to; tried again until it is done. False: it is another worker's by now.
 
@@ -462,17 +497,23 @@ class Journal:
             claim: the worker's.
             answer: what it came to.
             state: "cancelled" for one that never began; "unknown" for one whose work was cut off.
+            asked: what a person has said to it.
         """
-        return self._writer.ask(lambda session: deferred.finish(session, claim, answer, state), again=True)
+        return self._writer.ask(lambda session: deferred.finish(session, claim, answer, state, asked), again=True)
 
-    def give_back(self, claim: bytes, *, wait: float = 0.0) -> Future[bool]:
+    def give_back(
+        self, claim: bytes, *, wait: float = 0.0, asked: Approval | None = None, arguments: bytes | None = None
+    ) -> Future[bool]:
         """Put a claimed call back, unstarted.
 
         Args:
             claim: the worker's.
             wait: seconds for which nobody takes it, since there was no room for it.
+            asked: what a person is to be asked about it, or has said: it goes with the call.
+            arguments: those that the person is shown, or gave.
         """
-        return self._writer.ask(lambda session: deferred.give_back(session, claim, wait), again=True)
+        kept = arguments if self.keeps_arguments else None
+        return self._writer.ask(lambda session: deferred.give_back(session, claim, wait, asked, kept), again=True)
 
     def cancel_deferred(self, handle: str) -> Future[DeferredState | None]:
         """Take a call back: "cancelled"; or it is with a worker, which is told to stop: "claimed".

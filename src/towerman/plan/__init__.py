@@ -7,24 +7,46 @@ ended, and it never skips. Two conflicting calls are put in the order in which `
 the batch run one call at a time, the smallest index first; that order is total, so both kinds of edges
 together have no cycle. (Choosing pair by pair, with a declared need winning, makes cycles.)
 
-Four files: `needs` reads what was asked for, or refuses it; `conflicts` makes the other edges; `groups` finds calls
-that one run can answer; `graph` keeps them all and is told how the calls go.
+Six files: `needs` reads what was asked for, or refuses it; `following` follows a path into a result; `references` reads
+the references in arguments, and fills in results; `conflicts` makes the other edges; `groups` finds calls that one run
+can answer; `graph` keeps them all and is told how the calls go.
 
 House rules. Node numbers: calls are 0 to size - 1, junctions (conflicts) follow. No recursion: chains are long. A
-batch without an edge keeps no state for its calls. Nothing here knows a clock, a limit or an argument;
-keys are compared and never shown.
+batch without an edge keeps no state for its calls. Nothing here knows a clock or a limit; only `references` sees
+arguments, and shows none; keys are compared and never shown.
 
-Not here: which holds a call has (access), what may run now of that which is ready (gate), references
-to the results of other calls.
+Not here: which holds a call has (access), what may run now of that which is ready (gate), what planners write (forms).
 """
 
+from towerman.plan.following import EACH
 from towerman.plan.graph import Plan
 from towerman.plan.groups import Group
 from towerman.plan.needs import PlanRefused, resolve_needs
+from towerman.plan.references import (
+    Bound,
+    Linked,
+    Reference,
+    UnresolvedReference,
+    escape,
+    escape_text,
+    read_references,
+    whole_value,
+    written,
+)
 
 __all__ = [
+    "EACH",
+    "Bound",
     "Group",
+    "Linked",
     "Plan",
     "PlanRefused",
+    "Reference",
+    "UnresolvedReference",
+    "escape",
+    "escape_text",
+    "read_references",
     "resolve_needs",
+    "whole_value",
+    "written",
 ]

@@ -9,7 +9,7 @@ Not here: how the edges come about (needs, conflicts).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -44,6 +44,7 @@ class Plan:
             call counts 1 and paths are counted in hops.
         alike: for each call what is equal for calls that one run could answer (their holds are equal then), or None;
             left out, each call runs. Compared, and not kept.
+        anyway: calls that run although one that they need failed; they still wait for it.
 
     Attributes:
         size: number of calls.
@@ -60,6 +61,7 @@ class Plan:
     __slots__ = (
         "_after",
         "_after_left",
+        "_anyway",
         "_before",
         "_dependents",
         "_early",
@@ -87,6 +89,7 @@ class Plan:
         holds: Sequence[Sequence[Hold]] | None = None,
         estimates: Sequence[float] | None = None,
         alike: Sequence[Hashable | None] | None = None,
+        anyway: Collection[int] = (),
     ) -> None:
         self.size = size
         self.groups: Sequence[tuple[int, ...]] = ()
@@ -131,6 +134,7 @@ class Plan:
         self._needs: Sequence[Sequence[int]] = needed or ((),) * size
         self._needs_left = [len(wanted) for wanted in self._needs]
         self._dependents = dependents
+        self._anyway = frozenset(anyway)
         self._after = after
         self._after_left = after_left
         self._made_at = made_at  # for each junction the call that it was made for, in the plan's order
@@ -163,7 +167,8 @@ class Plan:
         """The result of a call has been sealed.
 
         A call may be sealed before it was ready; then it is not told as ready any more. What fails
-        skips all that needs it, directly or not. A skipped call counts as sealed and ended.
+        skips all that needs it, directly or not, but for those that run anyway, and for what needs only
+        these. A skipped call counts as sealed and ended.
 
         Args:
             index: the call.
@@ -361,8 +366,9 @@ class Plan:
         for node in range(total):
             dependents = self._dependents[node] if node < size else None
             for other in dependents or ():
-                needs_open[other] += not flags[node] & _SEALED or bool(flags[node] & _FAILED)
-                if flags[node] & _FAILED and not flags[other]:
+                anyway = other in self._anyway
+                needs_open[other] += not flags[node] & _SEALED or (bool(flags[node] & _FAILED) and not anyway)
+                if flags[node] & _FAILED and not flags[other] and not anyway:
                     raise AssertionError(f"plan: call {other} needs call {node}, which failed, and was not skipped")
             followers = self._after[node]
             if node >= size and not (followers and flags[node] == _ENDED):
@@ -405,19 +411,25 @@ class Plan:
 
     def _skip(self, root: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Skip what needs a failed call; a call that its caller has touched is the caller's to seal."""
-        flags, dependents = self._flags, self._dependents
+        flags, dependents, anyway, needs_left = self._flags, self._dependents, self._anyway, self._needs_left
         skipped: list[int] = []
+        going: list[int] = []
         stack = [root]
         while stack:
             for other in dependents[stack.pop()] or ():
-                if not flags[other]:
+                if other in anyway:
+                    needs_left[other] -= 1
+                    going.append(other)
+                elif not flags[other]:
                     flags[other] = _SEALED | _ENDED | _FAILED
                     skipped.append(other)
                     stack.append(other)
         skipped.sort()
         # Only now, when all of them are marked, may the order be passed on: none of them can become ready.
-        ready: list[int] = []
         after_left = self._after_left
+        ready = [
+            other for other in dict.fromkeys(going) if not (needs_left[other] or after_left[other] or flags[other])
+        ]
         self._pass_on([index for index in skipped if not after_left[index]], ready)
         return self._ranked(ready), [(index, root) for index in skipped]
 

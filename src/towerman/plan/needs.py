@@ -5,14 +5,15 @@ that can run is always next (Kahn's algorithm with a heap). It is total, and edg
 
 House rules. A refusal names ids as they were given, each cut to 64 characters, and the fix.
 
-Not here: the order of conflicting calls (conflicts), what happens when a needed call fails (graph).
+Not here: how references are read (references), the order of conflicting calls (conflicts), what happens when a needed
+call fails (graph).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
 from towerman.errors import Code, TowermanError
 
@@ -27,9 +28,10 @@ class PlanRefused(TowermanError):
     """A batch whose dependencies cannot be followed; nothing of it may run (G5).
 
     Args:
-        code: `unknown_dependency`, `duplicate_call_id` or `dependency_cycle`.
-        members: indexes of the calls concerned: those with the unknown need, those that share the id,
-            or the cycle, in which each call needs the next and the last one needs the first.
+        code: `unknown_dependency`, `duplicate_call_id`, `bad_reference`, `invalid_arguments` or `dependency_cycle`.
+        members: indexes of the calls concerned: those with the unknown need, those that share the id, those with
+            the reference that cannot be followed, or the cycle, in which each call needs the next and the last one
+            needs the first.
         message: a sentence for the model, with ids as they were given, each cut to 64 characters.
     """
 
@@ -85,13 +87,102 @@ def resolve_needs(ids: Sequence[str], needs: Sequence[Sequence[str]]) -> list[tu
             found[other] = None
         resolved.append(tuple(found))
     if unknown:
-        raise _unknown(ids, unknown)
+        raise _unknown(ids, [Miss(index, f"needs {_quoted(name)}", name, True) for index, name in unknown])
     if doubled:
-        raise _doubled(ids, doubled)
+        raise _doubled(ids, doubled, "needed by a call, but several calls have this id")
     # Needs that point back only cannot close a circle.
     if ahead:
         _topological(resolved, ids)
     return resolved
+
+
+class Miss(NamedTuple):
+    """A need or a reference that meets no call.
+
+    Attributes:
+        who: index of the call that has it.
+        told: what the call does, in words: "needs 'zzz'".
+        wanted: the id that is not there.
+        shown: whether a message may repeat that id; one that stood in an argument is never shown.
+    """
+
+    who: int
+    told: str
+    wanted: str
+    shown: bool
+
+
+def index_ids(ids: Sequence[str]) -> dict[str, int]:
+    """Where each id of a plan stands; an empty one cannot be needed.
+
+    Raises:
+        PlanRefused: `duplicate_call_id`: an id that several steps have, needed or not (R-33).
+    """
+    where = dict(zip(ids, range(len(ids)), strict=True))
+    if len(where) != len(ids):
+        repeated = _repeated(ids)
+        doubled = dict.fromkeys(name for name in ids if name and name in repeated)
+        if doubled:
+            raise _doubled(ids, doubled, "several steps of this plan have this id")
+    where.pop("", None)
+    return where
+
+
+def merge_needs(
+    ids: Sequence[str],
+    where: Mapping[str, int],
+    needs: Sequence[Sequence[str]],
+    referred: Sequence[Sequence[int]],
+    missing: Sequence[Miss],
+    *,
+    ordered: bool = False,
+    numbered: bool = False,
+) -> list[tuple[int, ...]]:
+    """The steps that each step of a plan waits for: those that it names, then those that it refers to.
+
+    Args:
+        ids: the id of each step, in the plan's order.
+        where: the same ids to their indexes (as `index_ids` returns them).
+        needs: for each step the ids that it needs; a single string is one id.
+        referred: for each step the indexes of those whose results it refers to.
+        missing: references that meet no step.
+        ordered: the form forbids to name a later step.
+        numbered: ids are numbers of the form, so that one which is not there is out of range.
+
+    Raises:
+        PlanRefused: an id that is not there (`unknown_dependency`, or `bad_reference` where they are numbers), a later
+            step where the form forbids it (`bad_reference`), or a cycle (`dependency_cycle`), in this order.
+    """
+    misses = list(missing)
+    merged: list[tuple[int, ...]] = []
+    forward: dict[int, int] = {}
+    ahead = False
+    for index, (wanted, implied) in enumerate(zip(needs, referred, strict=True)):
+        if not wanted and not implied:
+            merged.append(())
+            continue
+        found: dict[int, None] = {}
+        for name in (wanted,) if isinstance(wanted, str) else wanted:
+            other = where.get(name)
+            if other is None:
+                misses.append(Miss(index, f"needs {_quoted(name)}", name, True))
+            else:
+                found[other] = None
+        found.update(dict.fromkeys(implied))
+        for other in found:
+            if other >= index:
+                ahead = True
+                if other > index:
+                    forward.setdefault(index, other)
+        merged.append(tuple(found))
+    if misses:
+        misses.sort(key=lambda miss: miss.who)
+        raise _unknown(ids, misses, numbered=numbered)
+    if ordered and forward:
+        raise _forward(ids, forward)
+    if ahead:
+        _topological(merged, ids)
+    return merged
 
 
 def link_needs(needs: Sequence[Sequence[int]], dependents: list[list[int] | None]) -> Sequence[int]:
@@ -148,7 +239,7 @@ def _cyclic(needs: Sequence[Sequence[int]], left: list[int], ids: Sequence[str] 
     cycle = list(place)[place[index] :]
     first = cycle.index(min(cycle))
     members = (*cycle[first:], *cycle[:first])
-    names = [_name(ids, member) for member in members[: _SHOWN + 1]]
+    names = [named(ids, member) for member in members[: _SHOWN + 1]]
     if len(members) == 1:
         text = f"{names[0]} needs itself; take this need away"
     else:
@@ -160,34 +251,52 @@ def _cyclic(needs: Sequence[Sequence[int]], left: list[int], ids: Sequence[str] 
     return PlanRefused("dependency_cycle", members, text)
 
 
-def _unknown(ids: Sequence[str], unknown: list[tuple[int, str]]) -> PlanRefused:
+def _unknown(ids: Sequence[str], misses: Sequence[Miss], *, numbered: bool = False) -> PlanRefused:
     """Name the needs that meet no call, and ids that come near the first of them."""
     from difflib import get_close_matches  # only on this path, and it is slow to import
 
-    index, wanted = unknown[0]
+    index, _, wanted, shown = misses[0]
     start = max(0, index - _NEAR // 2)
     folded = {name[:ID_CHARACTERS].casefold(): name for name in reversed(ids[start : start + _NEAR]) if name}
     near = [folded[match] for match in get_close_matches(wanted[:ID_CHARACTERS].casefold(), folded)]
     known = list(dict.fromkeys(name for name in ids if name))
-    if near:
-        hint = f"near {_quoted(wanted)} come {_listed(near)}"
+    if numbered and known:
+        hint = f"the numbers of this plan go from {_quoted(known[0])} to {_quoted(known[-1])}"
+    elif near:
+        hint = f"near {_quoted(wanted) if shown else 'it'} come {_listed(near)}"
     elif known:
         hint = f"the ids of this batch are {_listed(known[:_SHOWN])}{' ...' if len(known) > _SHOWN else ''}"
     else:
         hint = "no call of this batch has an id"
-    misses = ", ".join(f"{_name(ids, who)} needs {_quoted(what)}" for who, what in unknown[:_SHOWN])
-    more = len(unknown) - _SHOWN
-    text = f"{misses}{f' and {more} more such needs' if more > 0 else ''}: no call of this batch has that id; {hint}"
-    return PlanRefused("unknown_dependency", tuple(dict.fromkeys(who for who, _ in unknown)), text)
+    if any(not miss.shown for miss in misses):
+        hint += "; for a '$' that is no reference write '$$'"
+    told = ", ".join(f"{named(ids, miss.who)} {miss.told}" for miss in misses[:_SHOWN])
+    more = len(misses) - _SHOWN
+    told += f" and {more} more such needs" if more > 0 else ""
+    members = tuple(dict.fromkeys(miss.who for miss in misses))
+    if numbered:
+        return PlanRefused("bad_reference", members, f"{told}: out of range, there is no such step; {hint}")
+    return PlanRefused("unknown_dependency", members, f"{told}: no call of this batch has that id; {hint}")
 
 
-def _doubled(ids: Sequence[str], doubled: dict[str, None]) -> PlanRefused:
-    """Name the ids that are needed and that several calls have."""
+def _forward(ids: Sequence[str], forward: Mapping[int, int]) -> PlanRefused:
+    """Name the steps that wait for a later one, in a form that does not allow it."""
+    told = ", ".join(f"{named(ids, who)} waits for {named(ids, what)}" for who, what in [*forward.items()][:_SHOWN])
+    more = len(forward) - _SHOWN
+    text = (
+        f"{told}{f' and {more} more such steps' if more > 0 else ''}: in this form of plan a step can use only the "
+        "results of steps before it; put the needed step first"
+    )
+    return PlanRefused("bad_reference", tuple(forward), text)
+
+
+def _doubled(ids: Sequence[str], doubled: dict[str, None], why: str) -> PlanRefused:
+    """Name the ids that several calls have."""
     members = tuple(index for index, name in enumerate(ids) if name in doubled)
     more = len(doubled) - _SHOWN
     text = (
-        f"{_listed(list(doubled)[:_SHOWN])}{f' and {more} more' if more > 0 else ''}: needed by a call, but "
-        "several calls have this id; give every call an id of its own"
+        f"{_listed(list(doubled)[:_SHOWN])}{f' and {more} more' if more > 0 else ''}: {why}; "
+        "give every call an id of its own"
     )
     return PlanRefused("duplicate_call_id", members, text)
 
@@ -200,7 +309,7 @@ def _repeated(ids: Sequence[str]) -> frozenset[str]:
     return frozenset(repeated)
 
 
-def _name(ids: Sequence[str] | None, index: int) -> str:
+def named(ids: Sequence[str] | None, index: int) -> str:
     return f"call {_quoted(ids[index])}" if ids is not None and ids[index] else f"call {index}"
 
 

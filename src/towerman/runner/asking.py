@@ -7,6 +7,9 @@ approval's own time runs, on the loop's one timer. A yes offers the call like an
 refuses it. Where nobody is there to ask, or nobody has decided, the call comes back pending, and so do those that the
 plan puts after it; all others go on.
 
+A call that a worker has taken out of the durable queue comes with what was said about it. Where nobody has said
+anything and nobody is there to ask, it goes back with the question, which is in the journal's inbox from then on.
+
 What was approved is looked at once more when the call is about to start, after every wait: the time is not over, the
 tool's `still_valid` says yes, the arguments are those that were looked at. Only then is the approval used, once.
 
@@ -16,7 +19,8 @@ their places, what was open is looked over anew, and the plan sees to the order.
 House rules. An approver is somebody else's code: whatever it raises, answers or leaves undone costs at most its own
 call's decision. Only one answer is heard for a call, and none once its batch has gone on without it.
 
-Not here: what counts as decided (approvals), words (sealing), where the batch is written down (work).
+Not here: what counts as decided (approvals), words (sealing), where the batch is written down (work), what goes through
+the queue with a call (carrying).
 """
 
 from __future__ import annotations
@@ -27,20 +31,20 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from towerman import sealing
 from towerman.access import AccessRefused, within
 from towerman.arguments import ArgumentsRefused
-from towerman.bounds import EncodingError, encode
 from towerman.calls import Outcome
 from towerman.core import Refusal, condition
 from towerman.errors import Code
 from towerman.gate import NEVER
 from towerman.records import Approval as Kept
 from towerman.records import JournalUnavailable, Unsettled
-from towerman.runner import intake
+from towerman.runner import carrying, intake
 from towerman.runner.offering import Offering
 from towerman.runner.sealer import exit_in
 from towerman.trace import ID_CHARACTERS, UNKNOWN_TOOL
@@ -51,9 +55,6 @@ if TYPE_CHECKING:
     from towerman.journal import Journal
 
 T = TypeVar("T")
-
-MOST_SHOWN: Final = 65_536
-"""Bytes of a call's arguments that the journal keeps for the person who decides."""
 
 PERSON: Final = "approval"
 """What a call that was asked for has waited for, as people are shown it."""
@@ -89,15 +90,21 @@ class Asking(Offering):
             return want, keywords
         from towerman.approvals import Approval, binding, new_id, shape
 
+        call = work.calls[index]
         try:
+            # Three copies, so that what a person is shown, what runs and what is compared cannot be changed through one
+            # another, nor by whoever made the call: not even an object in it that is no JSON.
             snapshot = deepcopy(keywords)
+            keywords = deepcopy(snapshot)
+            if not isinstance(call.arguments, str):
+                call = replace(call, arguments=deepcopy(call.arguments))
         except Exception:
             message = "Not run: its arguments cannot be copied, so nobody could approve exactly these."
             self._refuse(work, index, "policy_error", message)
             return None
         approval = known if known is not None else Approval(new_id())
         approval.needed = True
-        call = work.calls[index]
+        work.put_call(index, call)
         written = work.resumed.get(index) if work.resumed is not None else None
         if written is not None and written.needed:
             now_is = binding(work.key, call.tool, call.arguments, snapshot), shape(tool.checker.schema)
@@ -146,7 +153,9 @@ class Asking(Offering):
         return want, keywords
 
     def _seal_decided(self, work: Work) -> None:
-        """Of a batch that is gone on with, before it is planned to the end: those that were denied, or are too late."""
+        """Of a batch that is gone on with, or a call out of the queue, before it is planned to the end: those that were
+        denied, or are too late, or are not what was approved.
+        """
         now = self.core.now()
         decided, work.decided = work.decided, []
         for index, approval, told in decided:
@@ -154,9 +163,12 @@ class Asking(Offering):
         for index, approval in list((work.gated or {}).items()):
             if work.results[index] is not None:
                 continue
+            if self._is_claimed(work, index) and not self._holds(work, index, approval, now):
+                continue
             if approval.settled:
-                self._refuse(work, index, "approval_missing", sealing.USED)
-                self._settle(work, index, False)
+                if not self._told_before(work, index, approval):
+                    self._refuse(work, index, "approval_missing", sealing.USED)
+                    self._settle(work, index, False)
             elif approval.used:
                 continue
             elif approval.state == "denied":
@@ -165,6 +177,48 @@ class Asking(Offering):
                 self._too_late(work, index, approval, sealing.OVER)
             elif approval.cleared and approval.expires < self._timer_at:
                 self._arm(approval.expires)
+
+    def _told_before(self, work: Work, index: int, approval: Approval) -> bool:
+        """Somebody else has gone on with this batch meanwhile, and a call has its result from that: it is the same.
+        False: the result is not kept any more.
+        """
+        result = approval.result
+        if result is None:
+            return False
+        self._share_back(work, index)
+        work.keywords[index] = work.wants[index] = None
+        work.place(index, result)
+        return True
+
+    def _is_cleared_there(self, work: Work, index: int) -> bool:
+        """Is the approval of this call used in the journal, in the step in which its intent is written?"""
+        return work.gated is not None and index in work.gated and self._is_claimed(work, index)
+
+    @staticmethod
+    def _is_claimed(work: Work, index: int) -> bool:
+        """Has a worker taken this call out of the durable queue?"""
+        return work.deferral is not None and index in work.deferral.claims
+
+    def _holds(self, work: Work, index: int, approval: Approval, now: float) -> bool:
+        """Is a call out of the queue the one that its approval came with? If not it is refused."""
+        assert work.deferral is not None
+        if work.filed is None or index not in work.filed:
+            message = "Not started: the journal cannot be used, and its approval is there."
+            self._refuse(work, index, "journal_unavailable", message)
+            self._settle(work, index, False)
+            return False
+        row = work.deferral.rows.get(index)
+        asked = row.asked if row is not None else None
+        if asked is None or approval.state == "denied":
+            return True
+        if carrying.bound(self.core, work, index, work.calls[index].arguments, approval.snapshot) != asked.digest:
+            message = sealing.CHANGED
+        elif approval.state == "approved" and approval.look(now):
+            message = sealing.refusal("approval_expired", "", 0.0)
+        else:
+            return True
+        self._too_late(work, index, approval, message)
+        return False
 
     # ================================================================ going on with a batch
 
@@ -185,6 +239,7 @@ class Asking(Offering):
         work.resumed = suspended.opened
         work.origin = suspended.run_id
         work.closed = dict(suspended.closed)
+        work.values = dict(suspended.values) or None
         work.key = bytes.fromhex(suspended.key) or keyed(core.secret or b"", "arguments of a batch state")
         for index, result in enumerate(suspended.results):
             if result is not None:
@@ -308,10 +363,7 @@ class Asking(Offering):
             index,
             run.tenant,
         )
-        try:
-            shown = encode(dict(approval.snapshot or {}), MOST_SHOWN).text.encode()
-        except EncodingError:  # of arguments that JSON has no form for
-            shown = None
+        shown = carrying.shown(approval)
         journal.ask_approval(row, shown).add_done_callback(partial(_not_noted, approval.approval_id))
 
     # ================================================================ asking
@@ -348,7 +400,8 @@ class Asking(Offering):
         if approval.cleared:
             self._offer_ready(work, [index])
             return
-        if approval.asked:  # when the batch was begun; whoever went on with it has not decided this one
+        once_more = approver is not None and self._is_claimed(work, index)
+        if approval.asked and not once_more:  # before; whoever goes on with it has not decided this one
             if approval.look(now) or approval.state != "pending":
                 self._too_late(work, index, approval, sealing.OVER)
             else:
@@ -389,7 +442,8 @@ class Asking(Offering):
 
     def _begin_asking(self, work: Work, index: int, approval: Approval, now: float) -> None:
         """The time of a request begins."""
-        approval.ask(now, self.core.policy.approval_lifetime)
+        if not approval.asked:
+            approval.ask(now, self.core.policy.approval_lifetime)
         self._share_back(work, index)
         if approval.needed and not approval.hidden:
             self._count("asked")
@@ -486,9 +540,10 @@ class Asking(Offering):
     def _leave(self, work: Work, index: int, approval: Approval, message: str) -> None:
         """A call comes back pending, and with it those that stand behind it."""
         core = self.core
-        with core.lock:
-            core.book.keep(approval, core.now())
-        self._note_request(work, index, approval)
+        if not self._is_claimed(work, index):  # else it goes back into the queue, and its worker writes that down
+            with core.lock:
+                core.book.keep(approval, core.now())
+            self._note_request(work, index, approval)
         self._refuse(work, index, "approval_missing", message, "pending", waited_for=work.waited_for.get(index, ()))
         held = work.plan.hold(index)
         if held:

@@ -14,6 +14,8 @@ hears that there was no room.
 A cancel that comes while a call is being written calls that off, where it has not begun; where it has, the call is
 taken back when it is there. Only if a worker was faster is it answered that it is in the queue, which is the truth.
 
+What a person has said to a call goes there with it, and so does the question that somebody was asked (carrying).
+
 House rules. What the journal answers is heard on the loop, one call after another: nothing recurses over a chain.
 
 Not here: the queue (journal), running what is in it (worker), the words (sealing).
@@ -34,11 +36,13 @@ from towerman.records import (
     Answer,
     Deferred,
     DeferredState,
+    JournalUnavailable,
     QueueFull,
     Record,
     new_handle,
     packed,
 )
+from towerman.runner import carrying
 from towerman.runner.filing import JOURNAL_SECONDS, Filing, _said
 from towerman.trace import ID_CHARACTERS
 from towerman.work import Deferral, Handing, Slot, Work
@@ -107,6 +111,20 @@ class Deferring(Filing):
         core, call, tool = self.core, work.calls[index], work.tools[index]
         assert core.journal is not None and tool is not None
         body = packed(call.arguments, call.idempotency_key)
+        approval = (work.gated or {}).get(index)
+        asked = edited = None
+        if body is not None and approval is not None and approval.needed and (approval.cleared or approval.asked):
+            if core.journal_key is None:
+                problem = JournalUnavailable("failed", "the journal could not be used when the batch came in")
+                hand = self._handing(work, index, code, why, waited, waited_for)
+                self._soon_handed(hand, lambda one: self._not_handed(one, problem))
+                return True
+            with core.lock:  # else whoever goes on with the same batch has it: the two are one call in the queue
+                mine = not approval.cleared or core.claim(approval, work)
+            try:
+                asked, edited = carrying.taken_along(core, work, index, body) if mine else (None, None)
+            except carrying.NotPlain:
+                body = None
         if body is None:
             return False
         hand = self._handing(work, index, code, why, waited, waited_for)
@@ -136,7 +154,9 @@ class Deferring(Filing):
             most.append((None, core.policy.max_queued))
             if tool.policy.max_queued is not None:
                 most.append((tool.name, tool.policy.max_queued))
-        hand.future = core.journal.enqueue(one, body, behind=[deferral.handles[other] for other in behind], most=most)
+        hand.future = core.journal.enqueue(
+            one, body, behind=[deferral.handles[other] for other in behind], most=most, asked=asked, edited=edited
+        )
         self._when(hand.future, partial(self._handed, hand), work, index)
         return True
 

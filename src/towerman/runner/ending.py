@@ -216,6 +216,8 @@ class Ending(Oversized):
                 self._arm(due)
         elif decided or notes or gate.wake_at < self._timer_at:
             self._take(decided, notes)
+        if self._refused:
+            self._settle_refused()
         if not work.left and work.waiters:
             self._hand_on(work)
 

@@ -20,6 +20,7 @@ Not here: what follows from what is written down (records), how it is stored (jo
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from towerman import sealing
 from towerman.calls import Applied, Outcome, Result
 from towerman.errors import Code
 from towerman.gate import NEVER
+from towerman.plan import UnresolvedReference, whole_value
 from towerman.records import (
     Answer,
     Deferred,
@@ -36,6 +38,7 @@ from towerman.records import (
     Intent,
     JournalUnavailable,
     NotBegun,
+    NotCleared,
     Record,
     Unsettled,
     Verdict,
@@ -45,7 +48,7 @@ from towerman.records import (
     place,
     verdict,
 )
-from towerman.runner import intake
+from towerman.runner import carrying, intake
 from towerman.runner.ending import Ending
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
@@ -62,6 +65,8 @@ OUTCOME_SECONDS: Final = 10.0
 SAME_CALL: Final = "the same call"
 """What a join waits for, as people are shown it."""
 
+_FOR_GOOD: Final = frozenset({"approval_expired", "approval_denied", "policy_error"})
+_BEFORE: Final = "It had begun before, when its worker died: whether it took effect then is not known."
 _UNAVAILABLE: Final = "Not started: {why}. A call with side effects runs only when the journal can write it down first."
 
 
@@ -135,7 +140,8 @@ class Filing(Ending):
         assert journal is not None
         work.filed, work.joins = {}, {}
         found = await self._identities(work)
-        if _over(work) or not (found or (work.deferral is not None and work.deferral.claims)):
+        claimed = work.deferral is not None and work.deferral.claims
+        if _over(work) or not (found or claimed or work.gated):  # an approval may go into the queue with its call
             return
         try:
             if core.journal_key is None:
@@ -168,6 +174,7 @@ class Filing(Ending):
             record = records.get(filed.key) if filed.key is not None else None
             if record is not None and want is not None and work.results[index] is None:
                 told = verdict(record, filed.digest, harmless=want.of.policy.repeatable)
+                filed.before = told == "run" and record.state in ("open", "unknown")
                 self._act(work, index, want.of, told, record)
 
     async def _identities(self, work: Work) -> dict[int, Identity]:
@@ -262,8 +269,18 @@ class Filing(Ending):
             self._tell(work, index, "replayed", code=record.code)
         work.keywords[index] = None
         work.wants[index] = None
+        if index in work.referred and record.answer is not None:
+            self._restore(work, index, record.answer)
         self._seal(work, index, sealing.replayed(index, call, tool, record, waited, waited_for), core.now())
         return True
+
+    @staticmethod
+    def _restore(work: Work, index: int, answer: Answer) -> None:
+        """What a step came to, for others: what the model was shown of it does not say of which type it was."""
+        if answer.value is not None:
+            if work.values is None:
+                work.values = {}
+            work.values[index] = json.loads(answer.value)
 
     # ================================================================ waiting for the same call elsewhere
 
@@ -373,7 +390,8 @@ class Filing(Ending):
         """A call that waited for the same call elsewhere is to run after all: it is looked over anew."""
         if (
             work.closing is None
-            and self._check(work, index, self.core.any_gated or work.resumed is not None) is not None
+            and self._check(work, index, self.core.any_gated or work.resumed is not None or work.gated is not None)
+            is not None
             and self._reserve_anew(work, index)
         ):
             if ready:
@@ -449,9 +467,21 @@ class Filing(Ending):
         never: bool = False,
         retry_after: float | None = None,
     ) -> None:
-        """As ever; but what waits for the same call elsewhere may take effect there."""
+        """As ever; but what waits for the same call elsewhere may take effect there, and what a worker died over may
+        have taken effect.
+        """
         join = work.joins.get(index) if work.joins else None
         tool = work.tools[index]
+        if join is None and code in _FOR_GOOD and tool is not None and work.results[index] is None:
+            filed = work.filed.get(index) if work.filed is not None else None
+            if filed is not None and filed.before and filed.claim is not None:
+                work.keywords[index] = None
+                work.wants[index] = None
+                message = f"{message} {_BEFORE}"
+                call = work.calls[index]
+                result = sealing.elsewhere(index, call, tool, code, message, outcome, waited, waited_for)
+                self._seal(work, index, result, self.core.now())
+                return
         if join is None or tool is None or work.results[index] is not None:
             super()._refuse(
                 work,
@@ -507,6 +537,7 @@ class Filing(Ending):
         assert work.filed is not None
         filed = work.filed[index]
         filed.token = os.urandom(16)
+        approval, edited = (None, None) if filed.claim is None else carrying.used(self.core, work, index)
         return Intent(
             filed.token,
             filed.key,
@@ -519,6 +550,8 @@ class Filing(Ending):
             tool.policy.repeatable,
             tool.effect_free,
             filed.claim,
+            approval,
+            edited,
         )
 
     def _intended(
@@ -550,12 +583,26 @@ class Filing(Ending):
             self._launch(job, keywords)
         elif isinstance(problem, NotBegun):
             self._forestalled(job, own, problem)
+        elif isinstance(problem, NotCleared):
+            self._not_cleared(job, problem)
         elif isinstance(problem, Unsettled):
             self._never_started(job, "lease_lost", "Not started: another worker has this call by now.", "rejected")
         else:
             core.count_filed("unavailable")
             message = _UNAVAILABLE.format(why=_said(problem))
             self._never_started(job, "journal_unavailable", message, "rejected")
+
+    def _not_cleared(self, job: Job, problem: NotCleared) -> None:
+        """When it was to be used, the approval of a deferred call turned out not to hold; or another decision was
+        written down before, and the call goes back into the queue, to be run as that one says.
+        """
+        answer = carrying.NOT_CLEARED.get(problem.why)
+        if answer is None:
+            self._never_started(job, "approval_missing", sealing.UNDECIDED, "pending")
+        else:
+            if answer[0] == "approval_expired":
+                self._expired(job.work, job.index)
+            self._never_started(job, *answer, "rejected")
 
     def _forestalled(self, job: Job, own: dict[str, object], problem: NotBegun) -> None:
         """Somebody else has begun a granted call, or one whose arguments are in its run, since it was looked up."""
@@ -604,8 +651,11 @@ class Filing(Ending):
             said = f"the journal did not answer within {JOURNAL_SECONDS:g} s"
             self._never_started(job, "journal_unavailable", _UNAVAILABLE.format(why=said), "rejected")
 
-    def _effect_key(self, work: Work, index: int, tool: Tool) -> str | None:
-        """An idempotency key for a handler whose call came without one: the same each time it runs."""
+    def _effect_key(self, work: Work, index: int, tool: Tool) -> str:
+        """An idempotency key for a handler whose call came without one: the same in each attempt, and another one for
+        every other call. No two calls may have the same, nor none: a handler that drops what it has seen would drop the
+        second one's effect.
+        """
         core = self.core
         filed = work.filed.get(index) if work.filed is not None else None
         if filed is not None:
@@ -613,8 +663,10 @@ class Filing(Ending):
                 return effect_key(filed.token, b"")
             return effect_key(core.journal_key, filed.key)
         found = self._identity(work, index, tool, None)
-        if found is None:
-            return None
+        if found is None:  # every hand-in is new (S14)
+            if work.salt is None:
+                work.salt = os.urandom(16)
+            return effect_key(work.salt, index.to_bytes(8, "big"))
         secret = core.policy.secret or ""
         raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
         return effect_key(raw, place(raw, found))
@@ -628,7 +680,7 @@ class Filing(Ending):
         if filed is None or not filed.begun or filed.told or job.why is not None or job.ended or core.journal is None:
             return False
         filed.told = True
-        answer = Answer.of(result)
+        answer = Answer.of(result, self._value_for_others(work, index, result))
         ended = [(filed.token, answer)]
         if result.ok or result.applied != "no":
             for one in self._ridden(work, index):
@@ -642,6 +694,16 @@ class Filing(Ending):
             self._arm(job.due)
         self._when(core.journal.finish_all(ended), lambda done: self._concluded(job, done), work, index, job)
         return True
+
+    @staticmethod
+    def _value_for_others(work: Work, index: int, result: Result) -> str | None:
+        """What a step of a plan came to, where others refer to it: whole, so that they can go on after a crash."""
+        if index not in work.referred or not result.ok:
+            return None
+        try:
+            return json.dumps(whole_value(index, lambda _: result.value), ensure_ascii=False, separators=(",", ":"))
+        except (UnresolvedReference, ValueError, RecursionError):  # whoever refers to it is told in its turn
+            return None
 
     @staticmethod
     def _ridden(work: Work, index: int) -> list[Filed]:
@@ -698,7 +760,8 @@ class Filing(Ending):
             return
         if tool.effect_free or result.shared_with is not None:
             filed.told = True
-            core.journal.note(self._intent(work, index, tool), Answer.of(result))
+            answer = Answer.of(result, self._value_for_others(work, index, result))
+            core.journal.note(self._intent(work, index, tool), answer)
 
     def _take_intent_back(self, filed: Filed) -> None:
         """A call was given up while its intent was written, with those that were to go into its run."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 
 from towerman import sealing
-from towerman.core import Refusal
-from towerman.plan import Group, Plan, PlanRefused, resolve_needs
+from towerman.arguments import frozen
+from towerman.calls import Arguments, Hold
+from towerman.core import Refusal, filled, read_plan
+from towerman.plan import Bound, Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
 from towerman.work import Want, Work
 
@@ -75,6 +77,10 @@ class Intake(Sealer):
         """For each call what is equal for calls that one run could answer."""
         raise NotImplementedError  # pragma: no cover - sharing's
 
+    def _check_open(self, work: Work, index: int, bound: Bound) -> Want | None:
+        """Look over, as far as it can be, a call that waits for results of others."""
+        raise NotImplementedError  # pragma: no cover - binding's
+
     def _answer(self, work: Work, ready: Iterable[int]) -> list[int]:
         """Answer what needs no run of its own; returns the rest."""
         raise NotImplementedError  # pragma: no cover - sharing's
@@ -95,7 +101,9 @@ class Intake(Sealer):
         size = len(calls)
         try:
             needs = None
-            if any(call.needs for call in calls):
+            if work.batch.plan:
+                needs = self._link(work)
+            elif any(call.needs for call in calls):
                 needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
         except PlanRefused as refused:
             for index in range(size):
@@ -103,16 +111,21 @@ class Intake(Sealer):
                 self._refuse(work, index, refused.code, refused.message)
             self._hand_on(work)
             return
-        most = core.most(size, planned=needs is not None)
+        most = core.most(size, planned=work.batch.plan or needs is not None)
         if most < size:
             work.notice = sealing.notice(most, size)
         turn = core.now() + SLICE
         any_holds = False
-        asks = core.any_gated or work.resumed is not None
+        asks = core.any_gated or work.resumed is not None or work.gated is not None
+        # What is looked over now is looked at later too, and is the same call then.
+        freezes = asks or core.journal is not None or work.open is not None
         for index in range(size):
             if work.results[index] is not None:  # from before, or cancelled meanwhile
                 work.tools[index] = core.tool_of(calls[index])
             elif index < most or work.resumed is not None:
+                if freezes and not isinstance(work.calls[index].arguments, str):
+                    given = cast("Arguments", frozen(work.calls[index].arguments))
+                    work.put_call(index, filled(work.calls[index], given))
                 want = self._check(work, index, asks)
                 if want is not None and want.holds:
                     any_holds = True
@@ -141,16 +154,39 @@ class Intake(Sealer):
                 gone = (result is not None and not result.ok for result in work.results)
                 alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
         if needs is not None or any_holds or alike is not None:
-            holds = [want.holds if want is not None else () for want in work.wants] if any_holds else None
-            work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike)
+            holds: Sequence[Sequence[Hold]] | None = None
+            if work.open:
+                holds = [held for held, _ in core.order_of(work.run, work.wants, work.open)]
+            elif any_holds:
+                holds = [want.holds if want is not None else () for want in work.wants]
+            anyway = [] if needs is None else [i for i, call in enumerate(calls) if call.if_failed == "run_anyway"]
+            work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike, anyway)
             if work.plan.groups:
                 self._gather_groups(work)
-        if work.resumed is not None:
+        if work.resumed is not None or (work.gated is not None and work.deferral is not None):
             self._seal_decided(work)
         if not work.plan.trivial:
             self._start_plan(work)
             return
         await self._start_all(work)
+
+    @staticmethod
+    def _link(work: Work) -> list[tuple[int, ...]] | None:
+        """Read the references of a plan; what each call needs, or None where no call needs any.
+
+        Raises:
+            PlanRefused: it cannot be followed.
+        """
+        linked = read_plan(work.batch)
+        if linked is None:
+            return None
+        size = len(work.calls)
+        work.bound, work.open = linked.bound[:size], {}
+        work.referred = frozenset(one.step for bound in linked.bound if bound is not None for one in bound.references)
+        if work.batch.outputs is not None:
+            work.outputs = linked.bound[size]
+        needs = linked.needs[:size]
+        return needs if any(needs) else None
 
     async def _start_all(self, work: Work) -> None:
         """No edges: offer everything in emitted order, a slice at a time."""
@@ -185,7 +221,7 @@ class Intake(Sealer):
         for index in range(len(work.calls)):
             blockers = plan.blockers(index, 3)
             if blockers:
-                calls = [other for _, other in blockers]
+                calls = list(dict.fromkeys(other for _, other in blockers))
                 if work.groups is not None and index in work.groups:
                     calls = _behind(work.groups, index, calls)
                 waits = work.waited_for[index] = tuple([f"call {other}" for other in calls])
@@ -203,7 +239,14 @@ class Intake(Sealer):
 
     def _check(self, work: Work, index: int, asks: bool) -> Want | None:
         """What one call wants, or None when it was refused and sealed; `asks`: some calls need approval."""
-        found = self.core.check(work.run, work.batch, index)
+        if work.open is not None:
+            bound = work.bound[index]
+            if bound is not None and index not in work.filled:
+                if bound.references:
+                    return self._check_open(work, index, bound)
+                work.put_call(index, filled(work.calls[index], bound.known()))
+                work.filled.add(index)
+        found = self.core.check(work.run, work.batch, index, work.calls[index])
         if isinstance(found, Refusal):
             work.tools[index] = found.tool
             self._refuse(work, index, found.code, found.message)

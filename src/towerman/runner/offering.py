@@ -93,6 +93,12 @@ class Offering(Sharing):
         for index in ready:
             want = work.wants[index]
             if want is not None and work.results[index] is None:
+                if work.open and index in work.open:
+                    if not self._bind(work, index):
+                        continue
+                    want = work.wants[index]
+                    assert want is not None
+                    gated = work.gated
                 if work.deferral is not None and self._diverted(work, index):
                     continue
                 if gated is not None and index in gated and not gated[index].cleared:
@@ -107,6 +113,8 @@ class Offering(Sharing):
         offers = self._ready(work, ready)
         if offers:
             self._offer(work, offers)
+        if self._refused:
+            self._settle_refused()
 
     def _offer(self, work: Work, offers: list[Offer[Owner]]) -> None:
         core = self.core

@@ -29,8 +29,8 @@ from towerman.arguments import ArgumentsRefused
 from towerman.calls import Result
 from towerman.plan import Group
 from towerman.runner import intake
+from towerman.runner.binding import Binding
 from towerman.runner.sealer import exit_in
-from towerman.runner.spending import Spending
 from towerman.tools import Tool, touched
 from towerman.work import Want, Work
 
@@ -42,7 +42,7 @@ _FROZEN: Final = frozenset({str, int, float, bool, type(None)})
 _log: Final = logging.getLogger("towerman")
 
 
-class Sharing(Spending):
+class Sharing(Binding):
     """What concerns groups of calls; the runner goes on from here."""
 
     def _tell_plan(self, work: Work, index: int, ok: bool) -> list[int]:

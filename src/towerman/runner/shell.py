@@ -217,7 +217,8 @@ class Shell(Deferring):
             scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
             attempt = job.attempt if job.attempt > 1 else None
             self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
-        if work.filed is not None and not tool.effect_free and self._intend(job, keywords, own or keywords):
+        written = work.filed is not None and (not tool.effect_free or self._is_cleared_there(work, index))
+        if written and self._intend(job, keywords, own or keywords):
             return
         self._launch(job, keywords)
 

@@ -24,7 +24,7 @@ Not here: the arithmetic (budgets), what a call asks (tools), the words (sealing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from towerman import sealing
 from towerman.access import AccessRefused
@@ -59,7 +59,10 @@ class Spending(Intake):
         marks: list[tuple[int, bytes, bool, int]] = []
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
-            keywords = work.keywords[index]
+            keywords: Mapping[str, object] | None = work.keywords[index]
+            if work.open and index in work.open:  # a plan that comes again is known by how it is written
+                given = work.calls[index].arguments
+                keywords = given if isinstance(given, Mapping) else {"": given}
             if tool is None or keywords is None or (tool.max_repeats is None and run.repeats is None):
                 continue
             known = mark(core.seed, tool.name, keywords)
@@ -93,6 +96,8 @@ class Spending(Intake):
         turn = core.now() + intake.SLICE
         for index, tool in enumerate(work.tools):
             keywords = work.keywords[index]
+            if tool is not None and work.open and index in work.open:
+                shares.asks[index] = tool.asks if tool.price is None else None  # else it asks when it is ready
             if tool is None or keywords is None or self._undecided_before(work, index):
                 continue
             try:

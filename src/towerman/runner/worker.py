@@ -14,6 +14,10 @@ call is unknown until a person has settled it, unless repeating it does no harm.
 A call whose result was sealed while its work goes on keeps its claim until the work has ended: what comes behind it in
 its chain waits for that, as it would in a batch.
 
+A call that waits for a person is put back with the question and holds nothing here; when a decision is in the journal
+it is taken like any other, by whichever worker comes first. The decision is used in the step in which the call's intent
+is written.
+
 Stopping. Nothing new is taken; what waits goes back; what runs has `grace` seconds, then it is told to stop as by any
 cancel. What cannot be told, and a harmful effect may have come of it, is left unknown.
 
@@ -39,6 +43,7 @@ from towerman.core import Core
 from towerman.errors import Code, PolicyError
 from towerman.policy import seconds, whole
 from towerman.records import Answer, Deferred, Due, JournalUnavailable, unpacked
+from towerman.runner import carrying
 from towerman.work import NOT_STARTED, Deferral, Filed, RunState, Work
 
 if TYPE_CHECKING:
@@ -61,13 +66,16 @@ MOST_BACK_OFF: Final = 30.0
 """Seconds for which it is put off at most, unless a rate limit says when there is room."""
 
 APPROVAL_SECONDS: Final = 120.0
-"""Seconds for which a call is put off that waits for a person."""
+"""Seconds for which a call is put off about which an approver decided nothing, unless somebody decides elsewhere."""
 
 ONCE_SECONDS: Final = 60.0
 """Seconds for which a worker that is to leave when all is done waits for a call that is put off."""
 
 TROUBLE_SECONDS: Final = 1.0
 """Seconds between two tries while the journal cannot be used."""
+
+MOST_KNOWN: Final = 10_000
+"""Approvals of which it is remembered here when they end."""
 
 LOOK_SECONDS: Final = 1.0
 """How often, however much there is to do, it is looked whether somebody has cancelled a call that is at work here."""
@@ -110,6 +118,8 @@ class WorkerReport:
         returned: times that a call went back into the queue.
         unknown: calls of which nobody knows whether they took effect.
         lost: calls that another worker took over.
+        left: of a worker that left when nothing could run: calls that are not over, those of other workers included.
+        waiting: of these, how many wait for a person.
     """
 
     done: int = 0
@@ -117,6 +127,8 @@ class WorkerReport:
     returned: int = 0
     unknown: int = 0
     lost: int = 0
+    left: int = 0
+    waiting: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -159,8 +171,8 @@ class Worker:
         grace: seconds that what runs has for ending when the worker is stopped.
         foreign_after: seconds after which a queued call of a tool that this tower has not is answered `unknown_tool`;
             until then it is left to other workers.
-        approver: asks a person about calls that need that, as `Tower.run` takes it; without one such a call is put off
-            until its approval would have expired, and then answered so.
+        approver: asks a person about calls that need that, as `Tower.run` takes it; without one such a call waits in
+            the queue, and in the journal's inbox, until somebody decides there or its time is over.
         deps: what handlers get as `Context.deps`; a callable is called with each call's `run_id`.
         on_end: called with the handle of each call that has ended here, and its state in the queue.
 
@@ -210,6 +222,8 @@ class Worker:
         self._cut = False
         self._looked_at = self._core.now()
         self._told: set[str] = set()
+        self._open = self._waiting = 0
+        self._until: dict[str, float] = {}
 
     # ================================================================ the loop
 
@@ -274,9 +288,11 @@ class Worker:
 
     def report(self) -> WorkerReport:
         """What it has done so far."""
-        return WorkerReport(**self._counts)
+        return WorkerReport(**self._counts, left=self._open, waiting=self._waiting)
 
     async def _work(self, once: bool) -> None:
+        asks = self._approver is not None
+        self._open = self._waiting = 0
         while not self._stopping:
             due: Due | None = None
             idle = not self._hand  # what ends from now on may make something due that is not told yet
@@ -285,7 +301,7 @@ class Worker:
                 if room > 0:
                     tools, busy = self._tools(), self._busy()
                     before = wall_time() - self._foreign_after
-                    due = await self._asked(self._journal.due(tools, busy=busy, foreign_before=before))
+                    due = await self._asked(self._journal.due(tools, busy=busy, foreign_before=before, asks=asks))
                     self._tell_foreign(due)
                     took = due.now and await self._take(tools, busy, before, min(room, AT_ONCE))
                     if took and self._core.now() - self._looked_at < LOOK_SECONDS:
@@ -299,6 +315,7 @@ class Worker:
                 continue
             self._told.discard("journal")
             if once and idle and not self._hand and due is not None and not self._coming(due):
+                self._open, self._waiting = due.left, due.waiting
                 return
             pause = self._poll
             if due is not None and due.next_at is not None:
@@ -358,7 +375,9 @@ class Worker:
 
     async def _take(self, tools: list[str], busy: list[str], before: float, limit: int) -> bool:
         """Claim calls and set them going; False where there was none."""
-        future = self._journal.claim_next(tools, limit, busy=busy, foreign_before=before)
+        future = self._journal.claim_next(
+            tools, limit, busy=busy, foreign_before=before, asks=self._approver is not None
+        )
         try:
             found = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -444,7 +463,8 @@ class Worker:
             if item.body is None:
                 raise ValueError("no arguments")
             arguments, key = unpacked(item.body)
-        except ValueError:
+            approval = carrying.brought(self._core, row)
+        except (ValueError, RecursionError):
             return _refusal("invalid_arguments", "Not started: its arguments are not in the journal.", "rejected")
         batch = Batch((Call(row.tool, arguments, row.call_id, (), key),))
         filed = Filed(row.key, row.digest, item.claim, (row.batch, row.index))
@@ -452,7 +472,10 @@ class Worker:
         try:
 
             def begun(work: Work) -> None:
-                work.deferral = Deferral(claims={0: filed}, patience=self._patience)
+                work.deferral = Deferral(claims={0: filed}, rows={0: row}, patience=self._patience)
+                if approval is not None:
+                    approval.expires = self._at_most(row.handle, approval.expires)
+                    work.gated = {0: approval}
                 item.work = work
 
             await self._tower._shells.here().execute(state, batch, None, begun)
@@ -464,6 +487,16 @@ class Worker:
             return result
         finally:
             self._left(row)
+
+    def _at_most(self, handle: str, until: float) -> float:
+        """The instant at which an approval ends: never later than it was found to be before, whatever the calendar."""
+        now, known = self._core.now(), self._until
+        until = min(until, known.get(handle, until))
+        if len(known) >= MOST_KNOWN:
+            for one in [one for one, at in known.items() if at < now] or list(known)[: MOST_KNOWN // 2]:
+                del known[one]
+        known[handle] = until
+        return until
 
     def _opened(self, row: Deferred) -> RunState:
         """The run of a call, the same for all calls of its run that are at work here."""
@@ -504,20 +537,17 @@ class Worker:
             # Another worker has it; or it was cancelled just before it began, and is over when it is given back.
             await self._written(journal.give_back(claim))
             return
-        if isinstance(result, Result) and result.outcome == "pending":
-            lifetime = self._core.policy.approval_lifetime
-            if wall_time() - row.queued_at > lifetime:
-                message = f"Not started: it needs a person's approval, and nobody gave it within {lifetime:g} s."
-                result = _refusal("approval_expired", message, "rejected")
+        said, given = carrying.said(self._core, item.work)
         wait = self._put_off_for(item, result)
         if wait is not None:
             self._counts["returned"] += 1
-            await self._written(journal.give_back(claim, wait=wait))
+            await self._written(journal.give_back(claim, wait=wait, asked=said, arguments=given))
             return
         answer = result if isinstance(result, Answer) else Answer.of(result)
         state = _state_of(item, result, answer)
         self._counts["unknown" if state == "unknown" else "done" if answer.outcome == "ok" else "failed"] += 1
-        await self._written(journal.finish_deferred(claim, answer, state))
+        await self._written(journal.finish_deferred(claim, answer, state, asked=said))
+        self._until.pop(row.handle, None)
         if self._on_end is not None:
             try:
                 self._on_end(row.handle, state)
@@ -532,6 +562,12 @@ class Worker:
         except JournalUnavailable as trouble:
             self._tell("journal", "worker: %s", trouble)
 
+    @staticmethod
+    def _is_decided(item: _Item) -> bool:
+        """Has somebody decided here? Then another decision was written down before, and the call is to go by that."""
+        approval = (item.work.gated or {}).get(0) if item.work is not None else None
+        return approval is not None and approval.state in ("approved", "denied")
+
     def _put_off_for(self, item: _Item, result: Result | Answer) -> float | None:
         """For how many seconds a call is put off that goes back into the queue; None: it has its answer."""
         if isinstance(result, Answer):
@@ -543,7 +579,7 @@ class Worker:
         if item.told == "leave" and result.outcome == "rejected":
             return 0.0
         if result.outcome == "pending":
-            return APPROVAL_SECONDS
+            return 0.0 if self._approver is None or self._is_decided(item) else APPROVAL_SECONDS
         if result.code in _NO_ROOM or result.code == "journal_unavailable":
             usual = min(MOST_BACK_OFF, FIRST_BACK_OFF * 2.0 ** min(item.row.returned, 10))
             usual *= 0.5 + random.random() / 2

@@ -51,7 +51,9 @@ class Waits:
             place = math.ceil(share * calls) - 1 - (calls - len(some))
             return some[place] if place >= 0 else 0.0
 
-        return cls(calls, len(some), total, total / calls if calls else 0.0, at(0.5), at(0.95), some[-1] if some else 0.0)
+        return cls(
+            calls, len(some), total, total / calls if calls else 0.0, at(0.5), at(0.95), some[-1] if some else 0.0
+        )
 
     def to_dict(self) -> dict[str, float]:
         """For JSON."""

@@ -89,7 +89,7 @@ class Sweep:
         rows = []
         for value, one in zip(self.values, self.reports, strict=True):
             busy = one.utilisation.get(self._limit)
-            waits = [waits for waits in one.waits["tools"].values()]
+            waits = list(one.waits["tools"].values())
             calls = sum(each.calls for each in waits)
             rows.append(
                 (

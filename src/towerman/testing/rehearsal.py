@@ -34,7 +34,6 @@ from towerman.errors import PolicyError
 from towerman.gate import Gate
 from towerman.journal import Journal
 from towerman.ledger import Ledger
-from towerman.limits import Limits
 from towerman.policy import flag, seconds, shown
 from towerman.testing.looks import assert_whole
 from towerman.testing.loops import (
@@ -432,21 +431,20 @@ class Rehearsal:
             raise PolicyError(f"Rehearsal: {tower!r} is not at rest; leave its runs first")
         self._before = dict(vars(tower))
         old = tower._core
-        core = tower._core = Core(tower.options, Gate(Ledger()), self._clock)
+        core = Core(tower.options, Gate(Ledger()), self._clock)
+        tower._wire(core)
         core.emit = old.emit
         core.random = Random(0).random  # the same pauses in every rehearsal
         compiled = tower._compiled
         vars(tower).update(
             _declared=dict(tower._declared),
-            _runs={},
-            _limits=Limits(core),
             _follower=None,
             _tally=None,
-            _run_count=0,
             _prefix="run",
             _closed=False,
             _compiled=lambda *given, **named: self._stand_in(compiled(*given, **named)),
         )
+        core.runs = tower._runs  # a pause that comes while calls wait reaches them
         for tool in old.tools.values():
             core.put_tool(self._stand_in(tool))
         # As in the child of a fork: whole, at rest, with its pools anew.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
 
-from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, rule, settled
+from towerman.config import Config, Rule, Source, blame, check_rules, laid_out, overlaid, rule, settled
 from towerman.core import Core
 from towerman.errors import PolicyError
 from towerman.gate import GRANTED
@@ -382,7 +382,7 @@ class Declaring:
             arguments = {**before.given, **given, "pools": pools, "budgets": budgets}
             config, merged = settled(before.config if source is None else source, arguments)
             options = TowerPolicy(**{key: merged[key] for key in TOWER_OPTIONS if key in merged})  # type: ignore[arg-type]
-            after = Layers(options, config, arguments, (*before.rules, *rules))
+            after = Layers(options, config, arguments, overlaid(before.rules, rules))
             check_rules((*config.tools, *after.rules), options)
             found = tower_changes(before.options, options)
             core = self._core

@@ -63,6 +63,8 @@ def _deferred(journal: Journal, handle: str, tenant: str | None) -> str:
     call, answer = found
     if call.state in ("queued", "claimed"):
         how = "It waits in the queue" if call.state == "queued" else "It is at work"
+        if call.state == "queued" and call.asks == "pending":
+            how = "It waits for a person's approval"
         raise ToolError(f"{how}, and has not ended yet. Ask again later; do not call it again.", applied="no")
     if answer is None or call.state == "unknown":
         words = "Nobody knows whether it took effect; somebody has to look." if call.state == "unknown" else ""

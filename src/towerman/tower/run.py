@@ -88,8 +88,9 @@ class Run:
 
     async def execute(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -98,6 +99,10 @@ class Run:
 
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            plan: True: the calls are a plan, in whose arguments references to results of others are read
+                (`{"$ref": "a#/path"}`, `${a.path}`); or a plan itself (`{"plan": [...]}`), without `calls`, which may
+                stand as `calls`, too. A plan that cannot be followed runs nothing: each of
+                its calls is answered with the reason. A plan is not cut at `max_calls_per_batch`.
             format: the form it has; None: found out.
             batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in
                 a run of the same id, is answered and not run again; not given: the provider's id of the response
@@ -119,7 +124,7 @@ class Run:
             _check_hook(on_result)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = self._decode(calls, format)
+        batch = read_calls(calls, plan, format)
         if batch_id is not None:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
@@ -142,7 +147,7 @@ class Run:
         check_deferring("submit: ", self._tower._core.journal)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = replace(self._decode(calls, format), batch_id=batch_id)
+        batch = replace(read_calls(calls, None, format), batch_id=batch_id)
 
         def every(work: Work) -> None:
             work.deferral = Deferral(every=True)
@@ -237,8 +242,9 @@ class Run:
 
     def execute_sync(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -250,6 +256,7 @@ class Run:
 
         Args:
             calls: as `execute` takes them.
+            plan: as `execute` takes it.
             format: the form they have; None: found out.
             batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
@@ -258,7 +265,8 @@ class Run:
             PolicyError: an event loop runs in this thread: await `execute` there.
         """
         return self._tower._sync.run(
-            "execute_sync", lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+            "execute_sync",
+            lambda: self.execute(calls, plan=plan, format=format, batch_id=batch_id, on_result=on_result),
         )
 
     def __enter__(self) -> Self:
@@ -274,14 +282,6 @@ class Run:
             self._tower._close_run(self._state)
         else:
             self._tower._sync.run("leaving a run", self.aclose)
-
-    @staticmethod
-    def _decode(calls: object, format: str | None) -> Batch:
-        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
-            return Batch(tuple(calls))
-        from towerman import adapters
-
-        return adapters.decode(calls, format)
 
     def cancel(
         self, reason: str = "the run was cancelled", *, call_id: str | None = None, index: int | None = None
@@ -352,6 +352,31 @@ class Run:
     def __repr__(self) -> str:
         state = "closed" if self._state.closed is not None else "open"
         return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
+
+
+def read_calls(calls: object, plan: object, format: str | None) -> Batch:
+    """What was handed in, as a batch.
+
+    Args:
+        calls: in any known form.
+        plan: None or False; True: the calls are a plan; or a plan.
+        format: the form; None: found out.
+
+    Raises:
+        PolicyError: calls and another plan were given.
+        InputError: it has no known form; the message names the place and the fix.
+    """
+    if plan is None or plan is False:
+        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
+            return Batch(tuple(calls))
+        from towerman import adapters
+
+        return adapters.decode(calls, format)
+    if plan is not True and calls is not None:
+        raise PolicyError("plan: True for calls that are a plan, or the plan itself and no calls; both were given")
+    from towerman import adapters
+
+    return replace(adapters.decode(calls if plan is True else plan, format), plan=True)
 
 
 def _is_plain(call: Call) -> bool:

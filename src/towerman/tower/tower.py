@@ -57,7 +57,7 @@ from towerman.rates import MICRO, micros
 from towerman.rates import NEVER as RATE_NEVER
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
-from towerman.tower.run import Run
+from towerman.tower.run import Run, read_calls
 from towerman.tower.statistics import (
     ApprovalStatistics,
     BreakerStatistics,
@@ -226,16 +226,10 @@ class Tower(Declaring):
         self._born = clock.now()
         self._watched: Watched[Lot[tuple[Work, int]]] | None = None
         self._tally: Tally | None = None
-        self._core = Core(self.options, Gate(self._new_ledger(clock)), clock)
-        self._core.journal = self._journal
         self._made: Shells | None = None
         self._door: SyncDoor | None = None
-        self._runs: dict[int, RunState] = {}
-        self._run_count = 0
         self._prefix = os.urandom(4).hex()
-        self._limits = Limits(self._core)
-        self._core.runs = self._runs
-        self._core.pause = self._limits.pause
+        self._wire(Core(self.options, Gate(self._new_ledger(clock)), clock))
         self._closed = False
         try:
             listed = tuple(observers)
@@ -252,6 +246,18 @@ class Tower(Declaring):
         if self.options.results not in KINDS_OF_STORAGE:
             self._core.keeper.statistics()  # a folder that cannot be used is told now
         _TOWERS.add(self)
+
+    def _wire(self, core: Core) -> None:
+        """Stand on this core, which is new: no run is open. All that a core and its tower know of one another is said
+        here, so that a rehearsal forgets nothing of it.
+        """
+        self._core = core
+        core.journal = self._journal
+        self._runs: dict[int, RunState] = {}
+        self._run_count = 0
+        core.runs = self._runs
+        self._limits = Limits(core)
+        core.pause = self._limits.pause
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
         if self.options.mode == "enforce":
@@ -448,7 +454,9 @@ class Tower(Declaring):
 
         return open_run
 
-    def explain(self, calls: object, *, format: str | None = None, **run_options: object) -> Explanation:
+    def explain(
+        self, calls: object = None, *, plan: object = None, format: str | None = None, **run_options: object
+    ) -> Explanation:
         """What a batch would do: what would run together, what waits for what and why, what would be refused.
 
         Runs nothing and changes nothing: no permit is taken, nothing is counted, learned or traced. It goes by the
@@ -456,6 +464,7 @@ class Tower(Declaring):
 
         Args:
             calls: as `Run.execute` takes them.
+            plan: as `Run.execute` takes it.
             format: the form they have; None: found out.
             run_options: those of `run`.
 
@@ -468,7 +477,7 @@ class Tower(Declaring):
         """
         from towerman.explain import explain
 
-        batch = Run._decode(calls, format)
+        batch = read_calls(calls, plan, format)
         open_run = self._checked_run(**run_options)  # type: ignore[arg-type]  # checked there
         core = self._core.rehearsal()
         run = open_run(core, 0)
@@ -501,8 +510,9 @@ class Tower(Declaring):
 
     async def execute(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -512,6 +522,7 @@ class Tower(Declaring):
 
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
+            plan: as `Run.execute` takes it.
             format: the form it has; None: found out.
             batch_id: as `Run.execute` takes it; it needs a `run_id`, too.
             on_result: sees each result as it is sealed.
@@ -528,7 +539,7 @@ class Tower(Declaring):
             KeyboardInterrupt, SystemExit: raised by a handler; the batch was sealed first.
         """
         async with self.run(**run_options) as run:  # type: ignore[arg-type]  # checked by run()
-            return await run.execute(calls, format=format, batch_id=batch_id, on_result=on_result)
+            return await run.execute(calls, plan=plan, format=format, batch_id=batch_id, on_result=on_result)
 
     async def submit(
         self, calls: object, *, format: str | None = None, batch_id: str | None = None, **run_options: object
@@ -550,8 +561,9 @@ class Tower(Declaring):
 
     def execute_sync(
         self,
-        calls: object,
+        calls: object = None,
         *,
+        plan: object = None,
         format: str | None = None,
         batch_id: str | None = None,
         on_result: OnResult | None = None,
@@ -561,6 +573,7 @@ class Tower(Declaring):
 
         Args:
             calls: as `execute` takes them.
+            plan: as `execute` takes it.
             format: the form they have; None: found out.
             batch_id: as `execute` takes it.
             on_result: sees each result as it is sealed, on the loop's thread.
@@ -572,7 +585,9 @@ class Tower(Declaring):
         """
         return self._sync.run(
             "execute_sync",
-            lambda: self.execute(calls, format=format, batch_id=batch_id, on_result=on_result, **run_options),
+            lambda: self.execute(
+                calls, plan=plan, format=format, batch_id=batch_id, on_result=on_result, **run_options
+            ),
         )
 
     def _close_run(self, state: RunState) -> None:
