@@ -6,9 +6,9 @@ Gate, one Ledger. There is no second scheduler that could differ; the tests hold
 a tower on virtual time. What is simulated is time alone: nothing fails, nothing is refused by a person, no budget is
 spent.
 
-Files, each standing on those before it: `workload` (what comes in), `force` (the limits that hold), `world` (it
-happens), `report` (what came of it), `sweep` (`simulate`, and one limit at several values), `sources` (workloads made
-of plans and of recorded traces).
+Files, each standing on those before it: `workload` (what comes in), `batches` (in which batches), `force` (the limits
+that hold), `world` (it happens), `report` (what came of it), `sweep` (`simulate`, and one limit at several values),
+`sources` (workloads made of plans and of recorded traces).
 
 House rules. Synchronous, no event loop, no thread, no chance: the same workload comes to the same report. Nothing of a
 tower whose limits are used changes. `import towerman` does not import this.

@@ -138,8 +138,7 @@ def report_of(world: World) -> Report:
     permits = world.permits()
     bound, by = 0.0, PATH
     for batch in world.batches:
-        path = batch.arrival + batch.plan.longest([one or 0.0 for one in batch.ran]) if any(batch.ran) else 0.0
-        bound = max(bound, path)
+        bound = max(bound, batch.path())
     for key, work in world.work.items():
         total = 0.0
         for arrival, some in sorted(work, reverse=True):
@@ -218,7 +217,9 @@ def _text(report: Report) -> list[str]:
         more = "which is what it took" if over < 0.0005 else f"it took {over:.1%} longer"
         why = PATH if report.bound_by == PATH else f"work for {report.bound_by}"
         lines.append(f"No order could be done before {seconds(report.lower_bound)} ({why}); {more}.")
-    lines += ["", *_limits(report)]
+    limits = _limits(report)
+    if limits:
+        lines += ["", *limits]
     tools = sorted(report.waits["tools"].items(), key=lambda one: (-one[1].total, one[0]))
     if tools:
         rows = [

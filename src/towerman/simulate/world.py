@@ -11,7 +11,7 @@ Not here: who may start (gate), what is ready and how urgent it is (plan).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, cast
 
@@ -20,11 +20,12 @@ from towerman.clock import VirtualClock
 from towerman.core import Core, pool_key
 from towerman.errors import Code
 from towerman.estimates import estimated
-from towerman.gate import GRANTED, NEVER, Entry, Flow, Gate, Lot, Offer
-from towerman.ledger import UNLIMITED, Ledger, Meter, State, Wants
+from towerman.gate import GRANTED, NEVER, Flow, Gate, Lot, Offer
+from towerman.ledger import UNLIMITED, Ledger, Meter, State
 from towerman.limits import Limits as Pools
-from towerman.plan import Plan, PlanRefused, resolve_needs
+from towerman.plan import Plan
 from towerman.rates import make
+from towerman.simulate.batches import Owner, SimulatedBatch, Slot, Wanted, batches_of
 from towerman.simulate.force import ALWAYS, InForce
 from towerman.simulate.workload import Workload, WorkloadCall
 from towerman.watched import limit_name
@@ -34,54 +35,11 @@ from towerman.work import RunState, Want
 if TYPE_CHECKING:
     from towerman.tools import Tool
 
-Owner = tuple["SimulatedBatch", int]
-"""A call of a batch."""
-
-Slot = Entry[Owner]
-
-Wanted = Wants[Lot[Owner]]
-"""What a call wants; always a `Want`."""
-
 SLICE: Final = 128
 """Calls without edges that are offered in a row, as the runner does it."""
 
 RESOURCES: Final = "resources"
 """Under which waits for resources are told, all together."""
-
-
-class SimulatedBatch:
-    """One batch: what the runner's Work is.
-
-    Attributes:
-        calls: in emitted order.
-        arrival: the instant at which it comes in.
-        run: its run's name.
-        plan: what waits for what.
-        wants: what each call wants; None for one that is not to start.
-        left: calls that have no result yet.
-        done: the run knows that it is.
-        started: the instant at which each call has begun, or None.
-        ran: seconds that each call was at work, or None.
-    """
-
-    __slots__ = ("arrival", "calls", "done", "left", "plan", "ran", "run", "started", "state", "wants")
-
-    def __init__(self, run: str, arrival: float, calls: Sequence[WorkloadCall]) -> None:
-        self.run = run
-        self.arrival = arrival
-        self.calls = calls
-        self.left = len(calls)
-        self.plan = Plan(0)
-        self.wants: list[Wanted | None] = []
-        self.started: list[float | None] = [None] * len(calls)
-        self.ran: list[float | None] = [None] * len(calls)
-        self.done = False
-
-    state: RunState
-
-    def owner(self, index: int) -> Owner:
-        """Whatever the gate knows a call by."""
-        return self, index
 
 
 class World:
@@ -104,7 +62,7 @@ class World:
 
     def __init__(self, workload: Workload, force: InForce) -> None:
         self.workload = workload
-        self.batches = list(_batches(workload.calls))
+        self.batches = batches_of(workload.calls)
         self.rejections: dict[str, Code] = {}
         self.waits: dict[str, dict[tuple[int, int], float]] = {}
         self.ready_waits: dict[str, list[float]] = {}
@@ -217,10 +175,15 @@ class World:
     def go(self) -> None:
         """Let all of it happen."""
         gate, heap = self._gate, self._heap
-        coming = deque(self.batches)
+        instants = [
+            (instant, number, at)
+            for number, batch in enumerate(self.batches)
+            for at, instant in enumerate((batch.arrival, *batch.instants))
+        ]
+        coming = deque(sorted(instants))
         while True:
             ending = heap[0][0] if heap else NEVER
-            arrival = coming[0].arrival if coming else NEVER
+            arrival = coming[0][0] if coming else NEVER
             now = min(ending, arrival, gate.wake_at)
             if now == NEVER:
                 break
@@ -231,7 +194,12 @@ class World:
             elif gate.wake_at <= now:
                 self._take(gate.tick(now))
             else:
-                self._arrive(coming.popleft())
+                _, number, at = coming.popleft()
+                batch = self.batches[number]
+                if at:  # for later calls of a batch the instant has come
+                    self._offer(batch, self._follow(batch, len(batch.calls) + at - 1, ok=True))
+                else:
+                    self._arrive(batch)
         gate.validate()
         assert not gate.anybody, f"somebody still waits: {gate}"
         assert not gate.ledger.counts()[0], f"permits were lost: {gate.ledger}"
@@ -241,27 +209,21 @@ class World:
         core, calls = self._core, batch.calls
         size = len(calls)
         state = batch.state = self._state(batch.run)
-        try:
-            needs = None
-            if any(call.needs for call in calls):
-                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
-        except PlanRefused as refused:
-            for call in calls:
-                self.rejections[call.id] = refused.code
-            batch.left = 0
-            self._leave(batch)
-            return
+        needs = batch.needs
         most = core.most(size, planned=needs is not None)
         wants = batch.wants = [
             cast("Wanted", self._want(state, call)) if index < most else None for index, call in enumerate(calls)
         ]
         for call in calls[most:]:
             self._refuse(batch, call, "call_cap")
-        holds = [want.holds if want is not None else () for want in wants]
+        instants = len(batch.instants)
+        holds = [*(want.holds if want is not None else () for want in wants), *[()] * instants]
         if needs is not None or any(holds):
             given = [call.estimate for call in calls]
             estimates = estimated(core.means, [call.tool for call in calls], given)
-            batch.plan = Plan(size, needs, holds if any(holds) else None, estimates)
+            if estimates is not None and instants:
+                estimates += [0.0] * instants
+            batch.plan = Plan(size + instants, needs, holds if any(holds) else None, estimates)
         else:
             batch.plan = Plan(size)
         plan = batch.plan
@@ -275,7 +237,7 @@ class World:
                 self._take(self._gate.offer_row(cast("Flow[Owner]", state.flow), batch, row, self._now))
                 self._note_waits(batch, row)
         else:
-            self._offer(batch, ready)
+            self._offer(batch, [index for index in ready if index < size])
         if not batch.left:
             self._leave(batch)
 
@@ -479,15 +441,6 @@ class World:
                 name = key.partition("@")[0]
                 found[key] = options.run_concurrency if name.startswith("run:") else options.pools[name[5:]].permits
         return found
-
-
-def _batches(calls: Sequence[WorkloadCall]) -> Iterator[SimulatedBatch]:
-    """Calls of one run that come in at one instant are one batch; in the order in which they come in."""
-    found: dict[tuple[str, float], list[WorkloadCall]] = {}
-    for call in calls:
-        found.setdefault((call.run, call.arrival), []).append(call)
-    for (run, arrival), some in sorted(found.items(), key=lambda one: one[0][1]):
-        yield SimulatedBatch(run, arrival, some)
 
 
 def _urgency(owner: Owner) -> tuple[float, ...]:
