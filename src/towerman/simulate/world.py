@@ -313,7 +313,10 @@ class World:
             batch.left -= 1
             if not batch.plan.trivial:
                 ready = self._offers(batch, self._follow(batch, index, ok=not late))
-        self._take(self._gate.finish(entry, self._now, ready, _urgency))
+        if batch.plan.trivial:  # as in the runner: calls without an edge go as they came
+            self._take(self._gate.finish(entry, self._now))
+        else:
+            self._take(self._gate.finish(entry, self._now, ready, _urgency))
         if ready:
             self._note_waits(batch, [one[1][1] for one in ready])
         if not batch.left and not sealed:
