@@ -17,7 +17,19 @@ Not here: deciding anything (plan, gate, ledger), the command line (cli).
 """
 
 from towerman.simulate.report import Report, Waits
+from towerman.simulate.sources import workload_of_plan, workload_of_trace
 from towerman.simulate.sweep import Sweep, simulate, sweep
 from towerman.simulate.workload import Workload, WorkloadCall, read_workload
 
-__all__ = ["Report", "Sweep", "Waits", "Workload", "WorkloadCall", "read_workload", "simulate", "sweep"]
+__all__ = [
+    "Report",
+    "Sweep",
+    "Waits",
+    "Workload",
+    "WorkloadCall",
+    "read_workload",
+    "simulate",
+    "sweep",
+    "workload_of_plan",
+    "workload_of_trace",
+]

@@ -130,13 +130,22 @@ class Sweep:
             lines.append(f"{'':>{left}}  {full} no order of starting could be done before that  {mark} beyond it")
         return "\n".join(lines)
 
-    def __str__(self) -> str:
-        lines = [self.table(), "", self.chart()]
+    def text(self, width: int = 78, *, ascii_only: bool = False) -> str:
+        """Table, chart and what is enough, for a terminal.
+
+        Args:
+            width: columns of the chart at most; less than 40 is taken as 40.
+            ascii_only: use no character beyond ASCII.
+        """
+        lines = [self.table(), "", self.chart(width, ascii_only=ascii_only)]
         enough = self.enough
         if enough is not None and len(self.values) > 1:
             lines += ["", f"{self.key} = {_told(enough)} comes within {NEAR:.0%} of the best makespan."]
         notes = self.reports[0].notes if self.reports else ()
         return "\n".join([*lines, *([""] if notes else []), *(f"Note: {note}" for note in notes)])
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 def _told(value: object) -> str:

@@ -139,9 +139,9 @@ class _Calls:
         return WorkloadCall(
             name,
             _text(f"{where}.tool", given["tool"]),
-            _seconds(f"{where}.duration", given["duration"]),
-            None if estimate is None else _seconds(f"{where}.estimate", estimate),
-            _seconds(f"{where}.arrival", given.get("arrival", 0.0)),
+            seconds_of(f"{where}.duration", given["duration"]),
+            None if estimate is None else seconds_of(f"{where}.estimate", estimate),
+            seconds_of(f"{where}.arrival", given.get("arrival", 0.0)),
             _run(f"{where}.run", given.get("run", "")),
             self._permits(f"{where}.pools", given["pools"]) if given.get("pools") else _NOTHING,
             self._accesses(where, given),
@@ -255,7 +255,12 @@ def _whole(where: str, value: object) -> int:
     return value
 
 
-def _seconds(where: str, value: object) -> float:
+def seconds_of(where: str, value: object) -> float:
+    """A length of time, or an instant.
+
+    Raises:
+        InputError: it is none.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_SECONDS:
         raise InputError(f"{where}: a finite number of seconds, 0 or more; got {shown(value)}")
     return float(value)
