@@ -109,7 +109,7 @@ def test_g5_a_plan_that_cannot_be_followed_is_refused(plan: list[Any], code: str
 
 
 def test_lengths_that_are_none_are_told() -> None:
-    with pytest.raises(InputError, match="seconds.geocode: a finite number"):
+    with pytest.raises(InputError, match=r"seconds.geocode: a finite number"):
         workload_of_plan(PLAN, seconds={"geocode": -1})
     with pytest.raises(InputError, match=r"seconds: no call is of a tool 'geocod'.*'geocode'"):
         workload_of_plan(PLAN, seconds={"geocod": 1})

@@ -232,6 +232,11 @@ class Gate(Turns[OwnerT]):
         if self._parked > flow.parked_total or self._claimants or entry.orphan:
             decided = self.finish(entry, now)
             late.extend(ready)
+        elif self._one_for_all(entry, ready, now):
+            for line in flow.lines.values():
+                for one in ready:
+                    self._stand(flow, line, one, now)
+            return self.finish(entry, now)  # and the most urgent of all is handed over to
         else:
             if self.ledger.timed:
                 self._at(now)
@@ -253,6 +258,24 @@ class Gate(Turns[OwnerT]):
         for one in late:
             self._place(flow, one, now)
         return decided + self._settle(now)
+
+    def _one_for_all(self, entry: Entry[OwnerT], ready: Sequence[Offer[OwnerT]], now: float) -> bool:
+        """The usual case: all that is ready, and the one that is parked, want what this one gives back and nothing else,
+        so that one of them gets it and the others stand.
+        """
+        flow, pools = entry.flow, entry.wants.pools
+        if flow.parked_total != 1 or self.ledger.timed or self.ledger.uneven or flow.limit <= now:
+            return False
+        ((bay, line),) = flow.lines.items()
+        (parked,) = line.parked
+        return (
+            isinstance(bay.state, Pool)
+            and parked.clock == NEVER
+            and not (parked.queued or parked.promoted)
+            and _plain(entry.wants, pools)
+            and _plain(parked.wants, pools)
+            and all(_plain(one[0], pools) for one in ready)
+        )
 
     def _unmark(self, entry: Entry[OwnerT]) -> None:
         """What it had of rates and breakers is told: a start that did not take place is free again."""
@@ -512,3 +535,8 @@ class Gate(Turns[OwnerT]):
                     if pool.lot is not None:  # whoever waits for it below this call may have it now
                         self._changed.append(pool)
         self.ledger.take_holds(hold for hold in entry.wants.holds if hold not in before)
+
+
+def _plain(wants: Wants[Lot[OwnerT]], pools: object) -> bool:
+    """Does it want permits of these very pools and nothing else?"""
+    return wants.pools is pools and not (wants.holds or wants.marked or wants.loan is not None)
