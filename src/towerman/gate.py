@@ -260,8 +260,8 @@ class Gate(Turns[OwnerT]):
         return decided + self._settle(now)
 
     def _one_for_all(self, entry: Entry[OwnerT], ready: Sequence[Offer[OwnerT]], now: float) -> bool:
-        """The usual case: all that is ready, and the one that is parked, want what this one gives back and nothing else,
-        so that one of them gets it and the others stand.
+        """The usual case: all that is ready, and the one that is parked, want what this one gives back and nothing
+        else, so that one of them gets it and the others stand.
         """
         flow, pools = entry.flow, entry.wants.pools
         if flow.parked_total != 1 or self.ledger.timed or self.ledger.uneven or flow.limit <= now:

@@ -58,8 +58,10 @@ may use the reserve, loan) of a meter.
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
 """(class with its sign turned, order of promotion or NEVER, start tag, number, entry); the least goes first."""
 
-Urgency = tuple[float, ...]
-"""What orders the calls of one run: longest remaining path first, as the plan tells it; least goes first."""
+Urgency = tuple[object, ...]
+"""What orders the calls of one run: longest remaining path first, as the plan tells it; least goes first. Only ever
+compared.
+"""
 
 Offer = tuple[Wants["Lot[OwnerT]"], OwnerT, float]
 """A ready call that is no entry yet: what it wants, its owner, the instant it was offered."""

@@ -27,7 +27,7 @@ Not here: what the events are (gate), the books of those who wait (waiting), who
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from heapq import heappush
 from typing import TypeVar
@@ -170,7 +170,13 @@ class Turns(Waiting[OwnerT]):
             backlog = line.backlog = Backlog()
         backlog.spread()
         mine = urgency(one[1])
-        place = bisect_right(backlog, mine, key=lambda other: urgency(other[1]))
+        place, end = 0, len(backlog)
+        while place < end:  # as bisect_right does it, less a call for each that is looked at
+            middle = (place + end) // 2
+            if mine < urgency(backlog[middle][1]):
+                end = middle
+            else:
+                place = middle + 1
         backlog.insert(place, one)
         if place:
             return

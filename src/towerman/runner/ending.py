@@ -557,7 +557,7 @@ def verdict_of(why: Code | None, error: BaseException | None) -> Verdict:
     return "failed" if isinstance(error, Exception) else "nothing"
 
 
-def _urgency(owner: Owner) -> tuple[float, ...]:
+def _urgency(owner: Owner) -> tuple[object, ...]:
     """What orders the calls of a run (S6): batches as they came, in each of them the plan's own order."""
     work, index = owner
-    return work.number, *work.plan.key(index)
+    return work.number, work.plan.key(index)

@@ -87,7 +87,7 @@ class World:
         for batch in self.batches:
             self._to_come[batch.run] += 1
         self._bases: dict[int, dict[tuple[str, tuple[tuple[str, int], ...]], Want]] = {}
-        self._heap: list[tuple[float, tuple[float, ...], int, Slot, bool]] = []
+        self._heap: list[tuple[float, tuple[object, ...], int, Slot, bool]] = []
         self._number = 0
         self._numbers = {id(batch): number for number, batch in enumerate(self.batches)}
         self._begun: list[Slot] = []
@@ -446,7 +446,7 @@ class World:
         return found
 
 
-def _urgency(owner: Owner) -> tuple[float, ...]:
+def _urgency(owner: Owner) -> tuple[object, ...]:
     """What orders the calls of a run, as in the runner."""
     batch, index = owner
-    return batch.arrival, *batch.plan.key(index)
+    return batch.arrival, batch.plan.key(index)
