@@ -245,6 +245,10 @@ class Gate(Turns[OwnerT]):
             entry.status = DONE
             del flow.running[entry]
             states = self._give(entry.wants)
+            if flow.lines:
+                self._note_freed(
+                    flow, states, now
+                )  # those who are tried before the rest is settled waited for a sibling
             for one in ready:
                 # Those of its run that are parked and go before it have what there is first, where that is of use.
                 if flow.parked_total:

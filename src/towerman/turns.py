@@ -360,6 +360,12 @@ class Turns(Waiting[OwnerT]):
             if to is not None:
                 self._stand(flow, to, later, now)
 
+    def _note_freed(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
+        """Until now the flow has held these, so nobody of it has waited for others there."""
+        for bay, line in flow.lines.items():
+            if bay.state in states and not flow.holds(bay.state, bay.need[2]):
+                line.freed = now
+
     def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
         """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks
         start.
