@@ -41,20 +41,6 @@ class Waits:
     p95: float
     longest: float
 
-    @classmethod
-    def of(cls, waits: Sequence[float], calls: int) -> Waits:
-        """Those of so many calls, of which the others did not wait."""
-        some = sorted(one for one in waits if one > 0)
-        total = math.fsum(some)
-
-        def at(share: float) -> float:
-            place = math.ceil(share * calls) - 1 - (calls - len(some))
-            return some[place] if place >= 0 else 0.0
-
-        return cls(
-            calls, len(some), total, total / calls if calls else 0.0, at(0.5), at(0.95), some[-1] if some else 0.0
-        )
-
     def to_dict(self) -> dict[str, float]:
         """For JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
@@ -120,13 +106,29 @@ class Report:
         }
 
     def to_json(self, indent: int | None = None) -> str:
-        """All of it as JSON text."""
+        """All of it as JSON text.
+
+        Args:
+            indent: columns of each level; None: in one line.
+        """
         import json
 
         return json.dumps(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
+
+
+def _waits(waits: Sequence[float], calls: int) -> Waits:
+    """Of so many calls, of which these waited, and the others did not."""
+    some = sorted(one for one in waits if one > 0)
+    total = math.fsum(some)
+
+    def at(share: float) -> float:
+        place = math.ceil(share * calls) - 1 - (calls - len(some))
+        return some[place] if place >= 0 else 0.0
+
+    return Waits(calls, len(some), total, total / calls if calls else 0.0, at(0.5), at(0.95), some[-1] if some else 0.0)
 
 
 def report_of(world: World) -> Report:
@@ -162,8 +164,8 @@ def report_of(world: World) -> Report:
         for call, since in zip(batch.calls, batch.started, strict=True)
         if since is not None
     }
-    tools = {tool: Waits.of(some, len(some)) for tool, some in world.ready_waits.items()}
-    pools = {name: Waits.of(list(some.values()), len(began)) for name, some in world.waits.items()}
+    tools = {tool: _waits(some, len(some)) for tool, some in world.ready_waits.items()}
+    pools = {name: _waits(list(some.values()), len(began)) for name, some in world.waits.items()}
     return Report(
         makespan=world.last,
         lower_bound=min(bound, world.last),  # apart from how floats are rounded, it is never above
