@@ -114,7 +114,9 @@ def pair_anthropic(messages: list[dict[str, Any]], count: int) -> None:
 def pair_towerman(messages: list[dict[str, Any]], count: int) -> None:
     """The same for Towerman's own form."""
     first, *results = as_sent(messages)
-    ids = [call["id"] for call in first["calls"]]
+    ((kind, calls),) = first.items()
+    assert kind in ("calls", "plan")
+    ids = [call["id"] for call in calls]
     assert len(ids) == len(set(ids)) == len(results) == count
     assert [result["id"] for result in results] == ids
     assert [result["index"] for result in results] == list(range(count))

@@ -51,6 +51,7 @@ shaped = st.lists(items, max_size=4).flatmap(
         [
             found,
             {"calls": found},
+            {"plan": found},
             openai_message(*found),
             completion(openai_message(*found)),
             claude(*found),
@@ -102,6 +103,7 @@ def pairs_everywhere(batch: Batch, results: list[Result]) -> None:
         assert messages == turn(batch, results, form)
         again = decode(messages[0], form) if messages else Batch(())
         assert len(again.calls) == len(batch.calls)
+        assert form != "towerman" or again.plan == batch.plan
 
 
 @given(entries, st.data())
@@ -139,6 +141,8 @@ def test_the_first_of_a_repeated_id_keeps_it(calls: list[tuple[Any, Any, Any]]) 
 
 @given(rubbish | shaped)
 @settings(max_examples=5_000 if LONG else 400)
+@example({"plan": []})
+@example({"plan": [{"tool": "read"}]})
 def test_rubbish_is_refused_or_is_a_batch(value: Any) -> None:
     """G1: anything at all is InputError or a Batch, never another exception; a batch can always be answered."""
     for form in (None, *FORMATS):

@@ -59,7 +59,7 @@ _EXIT_CODES = (
 )
 
 
-_Calls = Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls as JSON, or - for stdin.")]
+_Calls = Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls or the plan, or - for stdin.")]
 _Tools = Annotated[
     str,
     typer.Option(
@@ -72,7 +72,13 @@ _Config = Annotated[
     Path | None, typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made.")
 ]
 _Form = Annotated[
-    Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORM",
+        help="The form of the calls (openai, anthropic, towerman) or of the plan (llmcompiler, rewoo, taskbench, "
+        "hugginggpt, nestful, worfbench:TOOL); found out when it is not given.",
+    ),
 ]
 
 
@@ -212,26 +218,28 @@ def run(
 ) -> int:
     """Run a batch of your own against your own tools.
 
-    CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the
-    timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
-    nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
-    far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
+    CALLS are a provider's response, its message, a list of calls, or a plan as planners write it. On a terminal there
+    is a live table, then the timeline and the results. Otherwise, and with --json, stdout gets the messages for the
+    provider as JSON and nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the
+    program, the results so far are printed all the same: every call has one. A tool that ends the program gives the
+    exit code, but never 0.
 
     Calls that need a person's approval are asked about on the terminal once all others are done. Where there is no
     terminal they do not run; with --state the batch is written to that file, arguments and results with it, for
     Run.resume, and stdout gets what it waits for.
     """
-    from towerman.cli.load import load_tower, read_batch, shown
+    from towerman.cli.load import load_tower, read_given, shown
     from towerman.cli.pictures import check_place, write_timeline
     from towerman.cli.show import ForPeople, ForPrograms
 
     with ExitStack() as stack:
         check_place("--timeline", timeline)
-        batch = read_batch(calls, None if format is None else format.value)
-        for_program = as_json or not sys.stdout.isatty()
-        face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
-        stack.enter_context(face)
+        given = read_given(calls, format)
+        # What tools print while they are loaded must not get among what a program reads.
+        for_program = stack.enter_context(ForPrograms()) if as_json or not sys.stdout.isatty() else None
         tower = load_tower(tools, config)
+        batch = given.for_tower(tower)
+        face = ForPeople(batch) if for_program is None else for_program
         recorders = _recorders(stack, trace)
         from towerman.cli.work import perform
 
@@ -290,13 +298,14 @@ def explain(
     waits for and why, what would be refused, and the limits that count. The exit code is 1 when a call would be
     refused.
     """
-    from towerman.cli.load import load_tower, read_batch
+    from towerman.cli.load import load_tower, read_given
     from towerman.cli.pictures import write_picture
     from towerman.cli.show import print_explanation, stdout_for_json, write_json
 
     with stdout_for_json() as out:
-        batch = read_batch(calls, None if format is None else format.value)
-        told = load_tower(tools, config).explain(batch)
+        given = read_given(calls, format)
+        tower = load_tower(tools, config)
+        told = tower.explain(given.for_tower(tower))
         if graph is not None:
             write_picture("--graph", graph, told.to_svg())
         if as_json:

@@ -55,6 +55,9 @@ def simulate(
         list[str] | None,
         typer.Option("--seconds", metavar="TOOL=S", help="How long calls of a plan take, by tool or pattern."),
     ] = None,
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="FORM", help="The form of a plan; found out when it is not given.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> int:
     """Say how long calls would have taken under other limits; run nothing.
@@ -75,7 +78,7 @@ def simulate(
     with stdout_for_json() as out:
         tower = load_tower(tools, config) if tools is not None else None
         policy = tower if tower is not None else config
-        read, code = _read(workload, tower, seconds or [])
+        read, code = _read(workload, tower, seconds or [], format)
         tried: dict[str, object] = {}
         try:
             for one in sets or ():
@@ -105,7 +108,7 @@ def simulate(
     return max(code, OK if told.ok else NOT_OK)
 
 
-def _read(name: str, tower: Tower | None, lengths: list[str]) -> tuple[Workload, int]:
+def _read(name: str, tower: Tower | None, lengths: list[str], format: str | None) -> tuple[Workload, int]:
     """The workload that a file holds or comes to, and the exit code so far."""
     from towerman.cli.load import read_text, shown
     from towerman.simulate import read_workload, workload_of_plan
@@ -116,6 +119,8 @@ def _read(name: str, tower: Tower | None, lengths: list[str]) -> tuple[Workload,
     seconds = _seconds(lengths)
     code = OK
     try:
+        if format is not None:
+            return workload_of_plan(text, tower, seconds=seconds, format=format), OK
         if _is_trace(text):
             kind = "a trace"
             read, code = _read_trace(name, text)
@@ -127,6 +132,8 @@ def _read(name: str, tower: Tower | None, lengths: list[str]) -> tuple[Workload,
             read = read_workload(value)
     except InputError as problem:
         raise Wrong(f"{shown(name)}: {problem}") from None
+    except PolicyError as problem:
+        raise Wrong(f"--format: {problem}") from None
     if seconds:
         raise Wrong(f"--seconds: {shown(name)} is {kind}, which says itself how long its calls take")
     return read, code

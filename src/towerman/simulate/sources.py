@@ -19,10 +19,12 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
-from towerman.adapters import decode
+from towerman.adapters import FORMATS, decode
 from towerman.calls import Batch
 from towerman.core import read_plan
 from towerman.errors import InputError
+from towerman.forms import find_form
+from towerman.forms import read_plan as read_form
 from towerman.plan import PlanRefused, resolve_needs
 from towerman.policy import nearest, shown
 from towerman.simulate.workload import Workload, WorkloadCall, seconds_of
@@ -47,19 +49,20 @@ def workload_of_plan(
     """A batch or a plan that is to run, as a workload.
 
     Args:
-        calls: a plan document, or whatever else `Run.execute` takes.
+        calls: a plan in any form, or whatever else `Run.execute` takes.
         tower: whose tools they call: what waits for what then also comes of what they touch, and calls that it would
             refuse are left out. Hand it to `simulate` too, as its policy, for its limits. None: needs and references
             alone.
         seconds: how long calls take, by tool or pattern (`crm_*`); the longest pattern that fits holds. Who is not
             named takes as long as the tower's calls of that tool have so far, on average, else 1 second.
-        format: the form of the calls; None: found out.
+        format: the form of the calls or the plan; None: found out.
 
     Raises:
         InputError: it is no batch in any known form, or a plan that cannot be followed (G5): then nothing of it would
             run; or `seconds` has a tool that no call names, or what is no number of seconds.
+        PolicyError: there is no such form.
     """
-    batch = decode(calls, format)
+    batch = _batch(calls, format, tower)
     tools = [call.tool for call in batch.calls]
     times = _lengths(dict.fromkeys(tools), seconds or {}, tower)
     size = len(tools)
@@ -100,6 +103,20 @@ def workload_of_plan(
         if index not in left_out
     ]
     return Workload(calls=tuple(found), notes=tuple(notes))
+
+
+def _batch(calls: object, format: str | None, tower: Tower | None) -> Batch:
+    """Calls or a plan in any form, as a batch."""
+    form = format
+    if form is None and isinstance(calls, str | Mapping | list):
+        try:
+            form = find_form(calls)
+        except InputError:
+            if isinstance(calls, str):
+                raise
+    if form is None or form in FORMATS:
+        return decode(calls, format)
+    return read_form(calls, form) if tower is None else read_form(calls, form, tower._core.parameters_of)
 
 
 def _needs(batch: Batch) -> list[tuple[int, ...]]:
