@@ -13,7 +13,7 @@ import pytest
 from kit import Stage, on_stage
 from schedules import judge
 
-from towerman import Call, Event, InputError, Tower
+from towerman import Call, Event, InputError, PolicyError, Tower
 from towerman.cli import main
 from towerman.observers import JsonlObserver, read_events
 from towerman.simulate import simulate, workload_of_plan, workload_of_trace
@@ -155,6 +155,18 @@ def test_what_a_tower_has_learned_is_how_long_calls_take(stage: Stage) -> None:
     workload = workload_of_plan([Call("look", {"seconds": 0.0}, "x")], tower)
     assert [one.duration for one in workload.calls] == [pytest.approx(3.0)]
     assert workload.notes == ()
+
+
+def test_a_plan_in_a_form_of_planners_is_simulated() -> None:
+    """R-29: the form is found out, or named."""
+    text = '1. search("a")\n2. search("b")\n3. compare($1, $2)\n4. join()\n'
+    for form in (None, "llmcompiler"):
+        report = simulate(workload_of_plan(text, seconds={"search": 2, "compare": 1}, format=form))
+        assert sorted(report.starts.values()) == [0, 0, 2]
+    with pytest.raises(PolicyError, match="unknown 'nope'"):
+        workload_of_plan(text, format="nope")
+    with pytest.raises(InputError):
+        workload_of_plan("neither this nor that")
 
 
 # ------------------------------------------------------------------ traces

@@ -45,14 +45,3 @@ def estimated(
     tools_known = [mean for _, mean in means.values()]
     usual = median(tools_known or some)
     return [usual if one is None else one for one in found]
-
-
-def joined(one: Mapping[str, tuple[int, float]], other: Mapping[str, tuple[int, float]]) -> Means:
-    """What two processes have learned, taken together: each mean counts as often as it has answers."""
-    found: Means = dict(one)
-    for tool, (count, mean) in other.items():
-        had, was = found.get(tool, (0, 0.0))
-        total = had + count
-        if total:
-            found[tool] = total, was + (mean - was) * (count / total)
-    return found
