@@ -389,7 +389,7 @@ BAD: list[tuple[object, str]] = [
     ({"calls": [call("a", needs=7)]}, r"calls\[0\].needs: a list"),
     ({"calls": [call("a", pools={"crm": 1})]}, r"calls\[0\].pools: there is no pool 'crm'"),
     ({"pools": {"crm": 0}, "calls": []}, r"pools.crm: a whole number"),
-    ({"pools": {"crm": 1}, "calls": [call("a", pools={"crm": 0})]}, r"calls\[0\].pools.crm"),
+    ({"pools": {"crm": 1}, "calls": [call("a", pools={"crm": -1})]}, r"calls\[0\].pools.crm"),
     ({"pools": [], "calls": []}, "pools: a mapping"),
     ({"max_concurrency": 0, "calls": []}, "max_concurrency: a whole number"),
     ({"max_concurrency": 1.5, "calls": []}, "max_concurrency: a whole number"),
@@ -432,7 +432,7 @@ def test_what_may_be_left_out_and_what_may_be_written_shorter(tmp_path: Path) ->
         "rates": {"crm": "5/s"},
         "calls": [
             {"tool": "t", "duration": 1, "pools": ["crm"], "reads": "row:1"},
-            {"tool": "t", "duration": 1, "needs": [0]},
+            {"tool": "t", "duration": 1, "needs": [0], "pools": {"crm": 0}},
             {"id": 7, "tool": "t", "duration": 1, "needs": "1", "run": ""},
         ],
     }

@@ -152,13 +152,13 @@ class _Calls:
 
     def _permits(self, where: str, given: object) -> Mapping[str, int]:
         if isinstance(given, Mapping):
-            permits = {name: _whole(f"{where}.{name}", units) for name, units in given.items()}
+            permits = {name: _whole(f"{where}.{name}", units, least=0) for name, units in given.items()}
         else:
             permits = dict.fromkeys(_list(where, given), 1)
         for name in permits:
             if name not in self._pools:
                 raise InputError(f"{where}: there is no pool {shown(name)}{nearest(str(name), list(self._pools))}")
-        return permits
+        return {name: units for name, units in permits.items() if units}
 
     def _accesses(self, where: str, given: Mapping[str, object]) -> tuple[Access, ...]:
         reads, writes = given.get("reads"), given.get("writes")
@@ -249,9 +249,9 @@ def _run(where: str, value: object) -> str:
     return value
 
 
-def _whole(where: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{where}: a whole number from 1 on; got {shown(value)}")
+def _whole(where: str, value: object, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{where}: a whole number from {least} on; got {shown(value)}")
     return value
 
 
