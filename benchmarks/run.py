@@ -22,7 +22,7 @@ from typing import Any
 if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import calls, imports, offload, peers, report, waiting
+from benchmarks import calls, imports, offload, peers, plans, report, waiting
 from benchmarks.report import Row
 from benchmarks.settings import QUICK, Settings
 
@@ -36,6 +36,9 @@ GOALS: dict[str, Goal] = {
     "F5": waiting.f5_cancel,
     "F6": waiting.f6_stall,
     "F7": waiting.f7_sleeps,
+    "F8": plans.f8_makespan,
+    "F9": plans.f9_projects,
+    "F10": plans.f10_overhead,
     "F11": offload.f11_threads,
     "F12": waiting.f12_bystander,
     "F16": imports.f16_import,

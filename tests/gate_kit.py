@@ -425,9 +425,13 @@ class World:
         """Each call is decided once, and rightly; returns those that started."""
         for flow in self.flows:
             for entry in self.gate.parked_of(flow):
-                if entry.owner not in self.entries:
+                known = self.entries.get(entry.owner)
+                if known is None:
                     self.behind.remove(entry.owner)
                     self.entries[entry.owner] = entry
+                elif known is not entry and known.status == DONE:
+                    self.entries[entry.owner] = entry  # in one step it stood back, and its turn came again
+                    self.gate.passed.pop(entry.owner, None)
         started: dict[int, One] = {}
         told: set[int] = set()
         for entry in decided:

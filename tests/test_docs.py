@@ -34,6 +34,7 @@ import test_layers
 from conftest import ROOT
 
 import towerman
+import towerman.simulate
 import towerman.testing
 
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
@@ -265,7 +266,9 @@ def test_numbers_are_read_from_names_and_docstrings() -> None:
 REFERENCE = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+@pytest.mark.parametrize(
+    "module", [towerman, towerman.testing, towerman.simulate], ids=["towerman", "towerman.testing", "towerman.simulate"]
+)
 def test_every_public_name_is_on_the_reference(module: ModuleType) -> None:
     """The reference has each public name: as a directive that shows its docstring, or told in a sentence."""
     shown = set(re.findall(r"^::: ([\w.]+)$", REFERENCE, re.MULTILINE)) | set(
@@ -274,7 +277,9 @@ def test_every_public_name_is_on_the_reference(module: ModuleType) -> None:
     assert [name for name in module.__all__ if f"{module.__name__}.{name}" not in shown] == []
 
 
-@pytest.mark.parametrize("module", [towerman, towerman.testing], ids=["towerman", "towerman.testing"])
+@pytest.mark.parametrize(
+    "module", [towerman, towerman.testing, towerman.simulate], ids=["towerman", "towerman.testing", "towerman.simulate"]
+)
 def test_public_docstrings_tell_their_arguments(module: ModuleType) -> None:
     """Each public class, method and function has a docstring; one that takes arguments says what each of them is."""
     silent = []

@@ -1166,13 +1166,79 @@ def test_s6_the_one_at_the_head_makes_room_for_a_more_urgent_one() -> None:
 
 
 def test_s6_urgency_does_not_reach_across_runs() -> None:
-    """S5, S6: where another run waits, what is given back goes to it by rank, however urgent a sibling is."""
+    """S5, S6: where another run waits, what is given back goes to it by rank, however urgent a sibling is. When it is
+    the run's turn again, the most urgent one of it has that.
+    """
     desk = Desk("P1")
     one = One(0, "P")
     desk.offer("a b", one)
     desk.offer("x", One(1, "P"))
     assert desk.finish("a", ("urgent", one)) == ["x"]
-    assert desk.finish("x") == ["b"]
+    assert desk.finish("x") == ["urgent"]
+    desk.check_empty()
+
+
+def test_s2_who_waited_for_a_sibling_is_not_given_up_when_that_one_ends_late() -> None:
+    """S2, S6: its clock stood while a call of its own run held what it wants, however long ago it began to wait for
+    others; also where the end makes another call ready, before which it is tried.
+    """
+    desk = Desk("P2")
+    desk.offer("x", One(0, "P"))
+    desk.offer("wide", One(1, "P2", max_wait=1.0))
+    desk.offer("narrow", One(1, "P"))
+    desk.now = 5.0  # nobody has told the gate that a deadline went by
+    ready = [(desk.wants(One(1, "")), "next", desk.now)]
+    urgent = {"wide": 0, "next": 1}
+    assert desk.took(desk.gate.finish(desk.granted["narrow"], desk.now, ready, lambda name: (urgent[name],))) == [
+        "next"
+    ]
+    assert desk.refused == {}
+    assert desk.finish("x") == ["wide"]
+    desk.check_empty()
+
+
+def test_s6_the_most_urgent_of_a_run_goes_wherever_it_waits() -> None:
+    """S6: calls of one run that wait for different limits start by urgency, not in the order in which they came."""
+    desk = Desk("P1 Q1")
+    urgent = {"late": 2, "both": 1, "z": 3}
+
+    def finish(name: str, *ready: str) -> list[str]:
+        offers = [(desk.wants(One(0, "P")), one, desk.now) for one in ready]
+        return desk.took(desk.gate.finish(desk.granted[name], desk.now, offers, lambda owner: (urgent[owner],)))
+
+    desk.offer("first", One(0, ""))
+    finish("first")  # from here on the gate knows what orders the calls of this run
+    desk.offer("p", One(0, "P"))
+    desk.offer("q", One(0, "Q"))
+    desk.offer("late", One(0, "P"))
+    desk.offer("both", One(0, "P Q"))
+    assert finish("q", "z") == []
+    assert finish("p") == ["both"]
+    for name in ("both", "late", "z"):
+        finish(name)
+    assert desk.started == ["first", "p", "q", "both", "late", "z"]
+    desk.check_empty()
+
+
+def test_s6_a_call_that_stands_back_is_told_by_its_new_place() -> None:
+    """S2, S6: one that waits for its siblings alone and comes to another queue of its run stands there by urgency."""
+    desk = Desk("P1 Q1")
+    one, two = One(0, "P Q"), One(0, "Q")
+    desk.gate.notes = []
+    desk.offer("p", One(0, "P"))
+    desk.offer("q", One(0, "Q"))
+    desk.offer("a", one)
+    desk.offer("b c", two)
+    urgent = {"a": 5, "b": 1, "c": 3, "d": 2}
+
+    def urgency(name: str) -> tuple[object, ...]:
+        return (urgent[name],)
+
+    desk.took(desk.gate.finish(desk.granted["p"], desk.now, [(desk.wants(two), "d", desk.now)], urgency))
+    assert set(desk.parked()) | set(desk.behind()) == {"a", "b", "c", "d"}
+    for name in ("q", "b", "d", "c", "a"):
+        desk.took(desk.gate.finish(desk.granted[name], desk.now, (), urgency))
+    assert desk.started == ["p", "q", "b", "d", "c", "a"]
     desk.check_empty()
 
 

@@ -25,6 +25,7 @@ from towerman.budgets import Book as Purse
 from towerman.calls import IS, IX, ROOT, Access, Batch, Call, Hold, Outcome, S, X
 from towerman.clock import Clock, RealClock, VirtualClock, calendar, wall_time
 from towerman.errors import Code
+from towerman.estimates import Means, estimated
 from towerman.gate import NEVER, Gate, Lot
 from towerman.ledger import Ledger, Wants
 from towerman.plan import Bound, Linked, PlanRefused, read_references, resolve_needs
@@ -136,6 +137,7 @@ class Core:
         budgeted: there is, or was, a budget that calls count in.
         sparing: there is, or some tool bounds its repeats: batches are looked over for that before they are offered.
         overspent: with mode="observe", by whom a budget counts for, the calls that it would have refused.
+        means: how long calls of each tool have taken.
     """
 
     def __init__(self, policy: TowerPolicy, gate: Gate[Owner], clock: Clock) -> None:
@@ -201,7 +203,7 @@ class Core:
         self.sparing = False
         self.overspent: dict[str, int] = {}
         self.seed = os.urandom(32)  # of the digests by which repeated calls are known
-        self.means: dict[str, tuple[int, float]] = {}  # by tool name: answers so far, and their mean seconds
+        self.means: Means = {}
 
     @property
     def processes(self) -> Processes:
@@ -899,13 +901,10 @@ class Core:
         self.means[tool] = count, mean + (ran - mean) / count
 
     def estimates(self, tools: Sequence[Tool | None]) -> list[float] | None:
-        """How long each call may take: its tool's mean so far, or the mean of the others. None: nothing is known."""
-        means = self.means
-        known = [means[tool.name][1] for tool in tools if tool is not None and tool.name in means]
-        if not known:
+        """How long each call may take: its tool's mean so far, or the median of those. None: nothing is known."""
+        if not self.means:
             return None
-        usual = sum(known) / len(known)
-        return [usual if tool is None or tool.name not in means else means[tool.name][1] for tool in tools]
+        return estimated(self.means, [None if tool is None else tool.name for tool in tools])
 
     def tell_fault(self, what: str, fault: Exception) -> None:
         """Log, once, what does not work and costs no call its result; nothing of what went wrong but its type."""

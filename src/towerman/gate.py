@@ -15,7 +15,6 @@ arguments, no tasks, no clock.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -36,16 +35,27 @@ from towerman.lots import (
     Offer,
     Row,
     Source,
+    Urgency,
 )
 from towerman.rates import Numbers, micros
 from towerman.turns import Turns
 
-__all__ = ["DONE", "GRANTED", "NEVER", "PARKED", "PASSES", "REJECTED", "Entry", "Flow", "Gate", "Lot", "Offer"]
+__all__ = [
+    "DONE",
+    "GRANTED",
+    "NEVER",
+    "PARKED",
+    "PASSES",
+    "REJECTED",
+    "Entry",
+    "Flow",
+    "Gate",
+    "Lot",
+    "Offer",
+    "Urgency",
+]
 
 OwnerT = TypeVar("OwnerT")
-
-Urgency = tuple[float, int, int]
-"""What orders the calls of one run: longest remaining path first, as the plan tells it; least goes first."""
 
 PASSES: Final = 16
 """Times that a waiter may be passed before it is promoted."""
@@ -116,7 +126,11 @@ class Gate(Turns[OwnerT]):
                 continue
             backlog, pools = None, one[0].pools
             line = self._enter(flow, one, now, now)
-            if line is not None:
+            if line is None:
+                continue
+            if flow.urgent:
+                self._stand(flow, line, one, now)
+            else:
                 line.behind(one)
                 if not self._claimants and isinstance(line.bay.state, Pool | Meter):
                     backlog = line.backlog
@@ -161,8 +175,12 @@ class Gate(Turns[OwnerT]):
             entry: whose work has ended.
             now: the present instant.
             ready: calls of its run that are ready because of that end; they are offered in the same step.
-            urgency: what orders the calls of one run, least first; needed where some are ready.
+            urgency: what orders the calls of one run, least first; needed where some are ready. From then on those of
+                that run go by it, also those that are parked in several places.
         """
+        if urgency is not None:
+            self._urgency = urgency
+            entry.flow.urgent = True
         if ready:
             return self._finish_and_offer(entry, now, ready, urgency)
         if entry.status != GRANTED:
@@ -214,6 +232,11 @@ class Gate(Turns[OwnerT]):
         if self._parked > flow.parked_total or self._claimants or entry.orphan:
             decided = self.finish(entry, now)
             late.extend(ready)
+        elif self._one_for_all(entry, ready, now):
+            for line in flow.lines.values():
+                for one in ready:
+                    self._stand(flow, line, one, now)
+            return self.finish(entry, now)  # and the most urgent of all is handed over to
         else:
             if self.ledger.timed:
                 self._at(now)
@@ -222,18 +245,41 @@ class Gate(Turns[OwnerT]):
             entry.status = DONE
             del flow.running[entry]
             states = self._give(entry.wants)
-            first = min((urgency(one.owner) for one in flow.parked), default=None)
+            if flow.lines:
+                self._note_freed(
+                    flow, states, now
+                )  # those who are tried before the rest is settled waited for a sibling
             for one in ready:
-                if first is None or urgency(one[1]) < first:
-                    self._place(flow, one, now, urgency)
-                else:
-                    late.append(one)
+                # Those of its run that are parked and go before it have what there is first, where that is of use.
+                if flow.parked_total:
+                    mine = urgency(one[1])
+                    if min(urgency(parked.owner) for parked in flow.parked) <= mine:
+                        self._pump(self._look_again(), now, mine)
+                self._place(flow, one, now)
             if flow.lines:
                 self._let_go(flow, states, now)
             decided = self._settle(now)
         for one in late:
-            self._place(flow, one, now, urgency)
+            self._place(flow, one, now)
         return decided + self._settle(now)
+
+    def _one_for_all(self, entry: Entry[OwnerT], ready: Sequence[Offer[OwnerT]], now: float) -> bool:
+        """The usual case: all that is ready, and the one that is parked, want what this one gives back and nothing
+        else, so that one of them gets it and the others stand.
+        """
+        flow, pools = entry.flow, entry.wants.pools
+        if flow.parked_total != 1 or self.ledger.timed or self.ledger.uneven or flow.limit <= now:
+            return False
+        ((bay, line),) = flow.lines.items()
+        (parked,) = line.parked
+        return (
+            isinstance(bay.state, Pool)
+            and parked.clock == NEVER
+            and not (parked.queued or parked.promoted)
+            and _plain(entry.wants, pools)
+            and _plain(parked.wants, pools)
+            and all(_plain(one[0], pools) for one in ready)
+        )
 
     def _unmark(self, entry: Entry[OwnerT]) -> None:
         """What it had of rates and breakers is told: a start that did not take place is free again."""
@@ -291,30 +337,11 @@ class Gate(Turns[OwnerT]):
                 self._changed.append(meter)
         return self._settle(now)
 
-    def _place(self, flow: Flow[OwnerT], one: Offer[OwnerT], now: float, urgency: Callable[[OwnerT], Urgency]) -> None:
+    def _place(self, flow: Flow[OwnerT], one: Offer[OwnerT], now: float) -> None:
         """Let one call in; where it has to stand behind others of its run, it stands there by urgency."""
         line = self._enter(flow, one, now, now)
-        if line is None:
-            return
-        backlog = line.backlog
-        if backlog is None:
-            backlog = line.backlog = Backlog()
-        backlog.spread()
-        mine = urgency(one[1])
-        place = bisect_right(backlog, mine, key=lambda other: urgency(other[1]))
-        backlog.insert(place, one)
-        if place or len(line.parked) != 1:
-            return
-        (parked,) = line.parked
-        rank = parked.rank
-        assert rank is not None
-        if parked.clock == NEVER and not (parked.queued or parked.promoted) and mine < urgency(parked.owner):
-            # It waits for its own siblings only, as this one does: nothing but the order between the two is at stake.
-            backlog.note(parked.wants)
-            backlog[0] = (parked.wants, parked.owner, parked.since)
-            number = self._number = self._number + 1
-            self._replace(parked, one, (*rank[:3], number, parked), now)
-            parked.status = DONE
+        if line is not None:
+            self._stand(flow, line, one, now)
 
     def orphan(self, entry: Entry[OwnerT], now: float) -> list[Entry[OwnerT]]:
         """The result of a granted entry is sealed while its work goes on: it keeps what it holds, but is nobody's
@@ -513,3 +540,8 @@ class Gate(Turns[OwnerT]):
                     if pool.lot is not None:  # whoever waits for it below this call may have it now
                         self._changed.append(pool)
         self.ledger.take_holds(hold for hold in entry.wants.holds if hold not in before)
+
+
+def _plain(wants: Wants[Lot[OwnerT]], pools: object) -> bool:
+    """Does it want permits of these very pools and nothing else?"""
+    return wants.pools is pools and not (wants.holds or wants.marked or wants.loan is not None)

@@ -58,6 +58,11 @@ may use the reserve, None) of a meter.
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
 """(class with its sign turned, order of promotion or NEVER, start tag, number, entry); the least goes first."""
 
+Urgency = tuple[object, ...]
+"""What orders the calls of one run: longest remaining path first, as the plan tells it; least goes first. Only ever
+compared.
+"""
+
 Offer = tuple[Wants["Lot[OwnerT]"], OwnerT, float]
 """A ready call that is no entry yet: what it wants, its owner, the instant it was offered."""
 
@@ -310,10 +315,23 @@ class Flow(Generic[OwnerT]):
         lines: what waits of it, by bay.
         parked_total: how many of its entries are parked.
         timed: whether its limit is being watched.
+        urgent: its calls go by their urgency, not as they came.
         closed: it will offer nothing more.
     """
 
-    __slots__ = ("closed", "limit", "lines", "number", "over", "parked_total", "running", "tag", "timed", "window")
+    __slots__ = (
+        "closed",
+        "limit",
+        "lines",
+        "number",
+        "over",
+        "parked_total",
+        "running",
+        "tag",
+        "timed",
+        "urgent",
+        "window",
+    )
 
     def __init__(self, number: int, window: int, limit: float, tag: float, over: tuple[Code, str] = DEADLINE) -> None:
         self.number = number
@@ -325,6 +343,7 @@ class Flow(Generic[OwnerT]):
         self.lines: dict[Bay[OwnerT], Line[OwnerT]] = {}
         self.parked_total = 0
         self.timed = False
+        self.urgent = False
         self.closed = False
 
     def holds(self, state: State[Lot[OwnerT]], loan: Loan[Lot[OwnerT]] | None = None) -> bool:

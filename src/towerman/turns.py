@@ -27,7 +27,9 @@ Not here: what the events are (gate), the books of those who wait (waiting), who
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from heapq import heappush
 from typing import Final, TypeVar
 
 from towerman.calls import Rejection
@@ -35,10 +37,12 @@ from towerman.deadlock import may_go_on, stuck
 from towerman.errors import Code
 from towerman.ledger import Fuse, Ledger, Meter, Node, Pool, State, Wants
 from towerman.lots import (
+    DONE,
     GRANTED,
     NEVER,
     PARKED,
     REJECTED,
+    SLACK,
     Backlog,
     Bay,
     Entry,
@@ -48,6 +52,7 @@ from towerman.lots import (
     Lot,
     Offer,
     Rank,
+    Urgency,
     kind_of,
 )
 from towerman.waiting import Waiting
@@ -61,11 +66,12 @@ KINDS: Final = 256
 class Turns(Waiting[OwnerT]):
     """Decides, on top of the books, what a change leads to."""
 
-    __slots__ = ("_decided", "_refills", "_served")
+    __slots__ = ("_decided", "_refills", "_served", "_urgency")
 
     def __init__(self, ledger: Ledger[Lot[OwnerT]], passes: int) -> None:
         super().__init__(ledger, passes)
         self._served = 0.0
+        self._urgency: Callable[[OwnerT], Urgency] | None = None
         # Filled and emptied within one event.
         self._decided: list[Entry[OwnerT]] = []
         self._refills: list[tuple[Flow[OwnerT], Line[OwnerT], float]] = []
@@ -158,6 +164,46 @@ class Turns(Waiting[OwnerT]):
             entry.clock = entry.since
             self._watch(entry, now)
 
+    def _stand(self, flow: Flow[OwnerT], line: Line[OwnerT], one: Offer[OwnerT], now: float) -> None:
+        """It has to stand behind others of its run: as they came, or by urgency."""
+        urgency = self._urgency
+        if not flow.urgent or urgency is None:
+            line.behind(one)
+            return
+        backlog = line.backlog
+        if backlog is None:
+            backlog = line.backlog = Backlog()
+        backlog.spread()
+        mine = urgency(one[1])
+        place, end = 0, len(backlog)
+        while place < end:  # as bisect_right does it, less a call for each that is looked at
+            middle = (place + end) // 2
+            if mine < urgency(backlog[middle][1]):
+                end = middle
+            else:
+                place = middle + 1
+        backlog.insert(place, one)
+        if place:
+            return
+        # Who waits for its own siblings only, as this one does, changes places with it: nothing but the order between
+        # the two is at stake. So whoever is parked is no less urgent than those behind.
+        late: Entry[OwnerT] | None = None
+        most = mine
+        for parked in line.parked:
+            other = urgency(parked.owner)
+            if other > most and parked.clock == NEVER and not (parked.queued or parked.promoted):
+                late, most = parked, other
+        if late is None:
+            return
+        rank = late.rank
+        assert rank is not None
+        del backlog[0]
+        place = bisect_left(backlog, most, key=lambda other: urgency(other[1]))  # it came before its equals
+        backlog.insert(place, (late.wants, late.owner, late.since))
+        number = self._number = self._number + 1
+        self._replace(late, one, (*rank[:3], number, late), now)
+        late.status = DONE
+
     def _tag(self, flow: Flow[OwnerT], wants: Wants[Lot[OwnerT]]) -> float:
         tag = flow.tag if flow.tag > self._served else self._served
         flow.tag = tag + wants.weight
@@ -240,6 +286,8 @@ class Turns(Waiting[OwnerT]):
         assert rank is not None
         heir = rank[4]
         flow = heir.flow
+        if flow.urgent and flow.parked_total > 1:
+            return False  # another one of its run may be more urgent
         if heir.wants.pools is not wants.pools or heir.deadline <= now or flow.limit <= now:
             return False
         if heir.wants is not wants:
@@ -285,8 +333,15 @@ class Turns(Waiting[OwnerT]):
         """Park whoever stands behind the one that was just granted, so that it takes part by its rank."""
         if isinstance(line.bay.state, Meter):  # which a run never holds: as many stand there as it may have running
             self._refills.append((flow, line, now))
-        elif line.backlog and not line.parked:
+        elif line.backlog and (not line.parked or (flow.urgent and self._leads(line, line.backlog[0]))):
             self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
+
+    def _leads(self, line: Line[OwnerT], one: Offer[OwnerT]) -> bool:
+        """Is one that stands behind more urgent than all who are parked there, who came from elsewhere?"""
+        urgency = self._urgency
+        assert urgency is not None
+        mine = urgency(one[1])
+        return all(mine < urgency(parked.owner) for parked in line.parked)
 
     def _refill(self, flow: Flow[OwnerT], line: Line[OwnerT], clock: float, now: float) -> None:
         """Hand in from the backlog what may be handed in now; whoever refuses to wait has no turn to wait for any
@@ -318,7 +373,14 @@ class Turns(Waiting[OwnerT]):
                 return
             if to is None:
                 continue
-            there = to.behind(later)
+            if flow.urgent:
+                alone = not to.backlog
+                self._stand(flow, to, later, now)
+                there = to.backlog
+                if there is None or not alone or there[0] is not later:
+                    continue  # others stand there, or it has changed places with the one that is parked
+            else:
+                there = to.behind(later)
             if self._claimants or isinstance(to.bay.state, Node):
                 continue
             if backlog and there.size == 1 and self._all_wait(backlog, to, clock, now):
@@ -327,7 +389,8 @@ class Turns(Waiting[OwnerT]):
                 backlog.since = since
                 to.backlog = backlog
                 return
-            places[kind] = there
+            if not flow.urgent:
+                places[kind] = there
 
     def _all_wait(self, backlog: Backlog[OwnerT], line: Line[OwnerT], clock: float, now: float) -> bool:
         """Is that line's state the first limit in the way of all of these, and may each of them wait for it?"""
@@ -345,6 +408,12 @@ class Turns(Waiting[OwnerT]):
             elif wants.loan is not loan or (state, units) not in wants.pools:
                 return False
         return True
+
+    def _note_freed(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
+        """Until now the flow has held these, so nobody of it has waited for others there."""
+        for bay, line in flow.lines.items():
+            if bay.state in states and not flow.holds(bay.state, bay.need[2]):
+                line.freed = now
 
     def _let_go(self, flow: Flow[OwnerT], states: Iterable[State[Lot[OwnerT]]], now: float) -> None:
         """A running call of the flow let go. Where it was the last one, the flow waits for others now: its clocks
@@ -400,8 +469,45 @@ class Turns(Waiting[OwnerT]):
         self._decided = []
         return decided
 
-    def _pump(self, states: list[State[Lot[OwnerT]]], now: float) -> None:
-        """Try those parked for these states, best rank first, until none of them can be served."""
+    def _look_again(self) -> list[State[Lot[OwnerT]]]:
+        """What has changed so far in this event; it stays noted."""
+        states = self._changed = list(dict.fromkeys(self._changed))
+        return list(states)
+
+    def _most_urgent(self, first: Entry[OwnerT], stuck: set[Bay[OwnerT] | Entry[OwnerT]]) -> Entry[OwnerT]:
+        """Of a run whose turn it is, the most urgent one that could be served: its turn is the run's, not a call's."""
+        urgency, rank = self._urgency, first.rank
+        assert urgency is not None and rank is not None
+        found, least = first, urgency(first.owner)
+        for bay, line in first.flow.lines.items():
+            if bay in stuck or not bay.fits:
+                continue
+            for one in line.parked:
+                other = one.rank
+                assert other is not None
+                if one is first or one in stuck or other[:2] != rank[:2]:
+                    continue
+                mine = urgency(one.owner)
+                if mine < least:
+                    found, least = one, mine
+        return found
+
+    def _give_way(self, first: Rank[OwnerT], entry: Entry[OwnerT]) -> None:
+        """A more urgent one of its run goes in its turn: it has that one's turn for it."""
+        rank, late = entry.rank, first[4]
+        assert rank is not None
+        number = self._number = self._number + 1
+        late.rank = (*rank[:3], number, late)
+        bay = late.line.bay
+        heappush(bay.heap, late.rank)
+        if len(bay.heap) > SLACK:
+            bay.left()
+
+    def _pump(self, states: list[State[Lot[OwnerT]]], now: float, before: Urgency | None = None) -> None:
+        """Try those parked for these states, best rank first, until none of them can be served.
+
+        `before`: only those who are no less urgent than that; then all who are parked are of one run.
+        """
         stuck: set[Bay[OwnerT] | Entry[OwnerT]] = set()
         while True:
             best: Rank[OwnerT] | None = None
@@ -420,7 +526,12 @@ class Turns(Waiting[OwnerT]):
             if best is None:
                 break
             klass, promotion, tag, number, entry = best
-            flow, line, wants = entry.flow, entry.line, entry.wants
+            flow = entry.flow
+            if flow.urgent and promotion == NEVER and flow.parked_total > 1:
+                entry = self._most_urgent(entry, stuck)
+            if before is not None and self._urgency is not None and self._urgency(entry.owner) > before:
+                break
+            line, wants = entry.line, entry.wants
             if flow.limit <= now:
                 self._reject(entry, flow.over[0], now)
                 continue
@@ -435,6 +546,8 @@ class Turns(Waiting[OwnerT]):
             if blocker is None and self._claimants and wants.loan is None:
                 blocker = self._hidden(wants, -klass, promotion)
             if blocker is None:
+                if entry is not best[4]:
+                    self._give_way(best, entry)
                 self._leave(entry)
                 self.ledger.take(wants)
                 self._grant(entry, klass, promotion, tag, number)
@@ -479,12 +592,31 @@ class Turns(Waiting[OwnerT]):
         if entry.passes >= self._passes:
             entry.rank = self._better(entry, rank)
         to = self._line(flow, blocker, entry.wants)
-        entry.clock = NEVER if standing and held else clock
-        self._park(entry, to)
-        if entry.clock == NEVER:
-            to.standing += 1
-        elif standing:
-            self._watch(entry, now)
+        if flow.urgent and standing and held and to.parked and not (entry.queued or entry.promoted):
+            self._stand_back(entry, to, now)
+        else:
+            entry.clock = NEVER if standing and held else clock
+            self._park(entry, to)
+            if entry.clock == NEVER:
+                to.standing += 1
+            elif standing:
+                self._watch(entry, now)
+        if flow.urgent and line.backlog and not line.parked and flow.holds(line.bay.state, entry.wants.loan):
+            # Before a less urgent one of its run, which is parked elsewhere, is tried.
+            self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
+
+    def _stand_back(self, entry: Entry[OwnerT], line: Line[OwnerT], now: float) -> None:
+        """It waits for its own siblings only, and now behind others of them: it is no entry any more, as if it had come
+        here in the first place.
+        """
+        flow, wants = entry.flow, entry.wants
+        self._parked -= 1
+        flow.parked_total -= 1
+        flow.tag -= wants.weight
+        entry.status, entry.rank = DONE, None
+        if self.notes is not None:
+            self.notes.append(("waiting", entry, self.ledger.label(line.bay.state, wants)))
+        self._stand(flow, line, (wants, entry.owner, entry.since), now)
 
     def _break_deadlock(self, now: float) -> None:
         """Nested calls have begun to wait: where they wait for one another in a circle, the youngest is refused."""

@@ -16,6 +16,7 @@ import typer
 from towerman.cli.inbox import approvals_app
 from towerman.cli.journal import journal_app
 from towerman.cli.queue import add_commands
+from towerman.cli.simulating import add_command as add_simulate
 from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.add_typer(journal_app)
 app.add_typer(approvals_app)
 add_commands(app)
+add_simulate(app)
 
 _EXIT_CODES = (
     "Exit code 0: all is well. 1: it ran and something was not ok. "

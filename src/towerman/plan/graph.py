@@ -67,14 +67,13 @@ class Plan:
         "_early",
         "_estimates",
         "_flags",
+        "_keys",
         "_made_at",
         "_needs",
         "_needs_left",
         "_order",
-        "_paths",
         "_places",
         "_started",
-        "_successors",
         "edge_count",
         "groups",
         "junction_count",
@@ -141,8 +140,7 @@ class Plan:
         self.edge_count = sum(self._needs_left) + sum(after_left)
         self._flags = bytearray(size) + bytes((_ENDED,)) * len(made_at)
         self._estimates = estimates
-        self._paths: list[float] | None = None
-        self._successors: list[int] = []
+        self._keys: list[tuple[float, int, int]] | None = None
         self._before: list[list[int]] | None = None
         self._places: list[int] | None = None
 
@@ -266,10 +264,28 @@ class Plan:
         """
         if self.trivial:
             return 0.0, 0, index
-        paths = self._paths
-        if paths is None:
-            paths = self._rank()
-        return -paths[index], -self._successors[index], index
+        keys = self._keys
+        if keys is None:
+            keys = self._rank()
+        return keys[index]
+
+    def longest(self, durations: Sequence[float]) -> float:
+        """How long the longest chain of edges takes: the least time in which the whole batch could be done.
+
+        Args:
+            durations: of each call, in any one unit, not negative.
+        """
+        if self.trivial:
+            return max(durations, default=0.0)
+        size, after, dependents = self.size, self._after, self._dependents
+        paths = [0.0] * len(after)
+        for node in reversed(self._sequence()):
+            nexts = after[node] or ()
+            behind = max([paths[other] for other in nexts], default=0.0)
+            if node < size:
+                behind = max([behind, *(paths[other] for other in dependents[node] or ())]) + durations[node]
+            paths[node] = behind
+        return max(paths)
 
     def blockers(self, index: int, limit: int = 16) -> list[tuple[EdgeKind, int]]:
         """What a call waits for now: needed calls without a result, then earlier ones still at work.
@@ -443,8 +459,10 @@ class Plan:
             sequence.append(index)
         return sequence
 
-    def _rank(self) -> list[float]:
-        """Longest paths and numbers of successors, in one pass from the last node to the first."""
+    def _rank(self) -> list[tuple[float, int, int]]:
+        """Longest paths and numbers of successors, in one pass from the last node to the first, and what orders the
+        calls by them.
+        """
         size, after, dependents, estimates = self.size, self._after, self._dependents, self._estimates
         total = len(after)
         paths = [0.0] * total
@@ -476,9 +494,8 @@ class Plan:
                 longest += 1.0 if estimates is None else estimates[node]
                 later += 1
             paths[node] = longest
-        self._successors = counts
-        self._paths = paths
-        return paths
+        keys = self._keys = [(-paths[call], -counts[call], call) for call in range(size)]
+        return keys
 
     def _unended(self, index: int, limit: int) -> list[int]:
         """Earlier calls at work that a call waits for, found against the edges.

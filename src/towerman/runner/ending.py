@@ -570,6 +570,7 @@ def verdict_of(why: Code | None, error: BaseException | None) -> Verdict:
     return "failed" if isinstance(error, Exception) else "nothing"
 
 
-def _urgency(owner: Owner) -> tuple[float, int, int]:
-    """What orders the calls of a run (S6): the plan's own order."""
-    return owner[0].plan.key(owner[1])
+def _urgency(owner: Owner) -> tuple[object, ...]:
+    """What orders the calls of a run (S6): batches as they came, in each of them the plan's own order."""
+    work, index = owner
+    return work.number, work.plan.key(index)
