@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
     "errors clock calls rates+breaker+repeats budgets policy config retrying arguments+access tools changes "
-    "bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records approvals trace "
-    "timeline+sealing explain+check+report"
+    "bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records documents approvals "
+    "trace timeline+sealing explain+check+report"
 )
 ROWS = [
     row.split("+")

@@ -680,6 +680,9 @@ class Work:
         ended: by index, when an orphan's work ended.
         filed: by index, what the journal knows calls by; None where there is no journal.
         joins: by index, calls that wait for the same call elsewhere; None where there is no journal.
+        keeps: it is written down whole, so that it can be gone on with by name, though it is no plan.
+        batch_key: where its identity is stored, if it is written down so; None: it is not.
+        attempt: names what this process has of it in the journal until it has ended; empty: nothing.
         deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
         closing: (code, outcome, reason) once the batch is being ended early.
         error: raised to the caller after sealing.
@@ -695,7 +698,9 @@ class Work:
     __slots__ = (
         "again",
         "asking",
+        "attempt",
         "batch",
+        "batch_key",
         "bound",
         "calls",
         "closed",
@@ -714,6 +719,7 @@ class Work:
         "groups",
         "jobs",
         "joins",
+        "keeps",
         "key",
         "keywords",
         "left",
@@ -782,6 +788,9 @@ class Work:
         self.ended: dict[int, float] = {}
         self.filed: dict[int, Filed] | None = None
         self.joins: dict[int, Join] | None = None
+        self.keeps = False
+        self.batch_key: bytes | None = None
+        self.attempt = b""
         self.deferral: Deferral | None = None
         self.notice: str | None = None
         self.closing: tuple[Code, Outcome, str] | None = None

@@ -49,7 +49,7 @@ from towerman.records import (
     verdict,
 )
 from towerman.runner import carrying, intake
-from towerman.runner.ending import Ending
+from towerman.runner.keeping import Keeping, callers, over
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 from towerman.work import Filed, Job, Join, Work
@@ -70,7 +70,7 @@ _BEFORE: Final = "It had begun before, when its worker died: whether it took eff
 _UNAVAILABLE: Final = "Not started: {why}. A call with side effects runs only when the journal can write it down first."
 
 
-class Filing(Ending):
+class Filing(Keeping):
     """What concerns the journal; the runner goes on from here."""
 
     def _put_before(
@@ -141,7 +141,8 @@ class Filing(Ending):
         work.filed, work.joins = {}, {}
         found = await self._identities(work)
         claimed = work.deferral is not None and work.deferral.claims
-        if _over(work) or not (found or claimed or work.gated):  # an approval may go into the queue with its call
+        name = self._name_of(work)
+        if over(work) or not (found or claimed or work.gated or name):  # an approval may go into the queue with a call
             return
         try:
             if core.journal_key is None:
@@ -149,6 +150,8 @@ class Filing(Ending):
                 raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
                 core.journal_key = await self._asked(journal.open(raw))
             key = core.journal_key
+            if name and not await self._take_over(work, key, name):
+                return
             for index, one in found.items():
                 call, tool = work.calls[index], work.tools[index]
                 assert tool is not None
@@ -161,12 +164,12 @@ class Filing(Ending):
             queued = await self._asked(asked)
             self._put_before(work, queued, records)
         except JournalUnavailable as trouble:
-            if not _over(work):
+            if not over(work):
                 claims = work.deferral.claims if work.deferral is not None else ()
                 self._all_unavailable(work, [*found, *claims], trouble)
             return
         for index in list(work.filed):
-            if _over(work):
+            if over(work):
                 return
             filed, want = work.filed[index], work.wants[index]
             if work.deferral is not None and index in work.deferral.found:
@@ -195,7 +198,7 @@ class Filing(Ending):
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + intake.SLICE
-                if _over(work):
+                if over(work):
                     break
         return found
 
@@ -313,7 +316,7 @@ class Filing(Ending):
             self._joins[join] = None
             if work.parent is not None:
                 with core.lock:
-                    core.joined[join] = tuple(_callers(work)), key
+                    core.joined[join] = tuple(callers(work)), key
             core.count_filed("joined")
             if core.emit is not None:
                 self._tell(work, index, "joined", waiting_for=SAME_CALL)
@@ -329,13 +332,13 @@ class Filing(Ending):
     def _in_a_circle(self, work: Work, key: bytes) -> bool:
         """Does whoever is at work on a call wait, directly or not, for one of those that wait for this batch?"""
         core = self.core
-        callers = set(_callers(work))
+        waiting_for = set(callers(work))
         with core.lock:
             todo = [core.flights[key]] if key in core.flights else []
             seen: set[Job] = set()
             while todo:
                 job = todo.pop()
-                if job in callers:
+                if job in waiting_for:
                     return True
                 if job not in seen:
                     seen.add(job)
@@ -552,6 +555,7 @@ class Filing(Ending):
             filed.claim,
             approval,
             edited,
+            work.batch_key,
         )
 
     def _intended(
@@ -761,7 +765,8 @@ class Filing(Ending):
         if tool.effect_free or result.shared_with is not None:
             filed.told = True
             answer = Answer.of(result, self._value_for_others(work, index, result))
-            core.journal.note(self._intent(work, index, tool), answer)
+            # What others were given has to be the same when the plan is gone on with.
+            core.journal.note(self._intent(work, index, tool), answer, again=index in work.referred)
 
     def _take_intent_back(self, filed: Filed) -> None:
         """A call was given up while its intent was written, with those that were to go into its run."""
@@ -801,21 +806,6 @@ class Filing(Ending):
             outcome, code, applied, "unknown" if code else "no", message=message, content=content, original_bytes=size
         )
         core.journal.finish(filed.token, answer)
-
-
-def _over(work: Work) -> bool:
-    """Is a batch being ended? It may have been, whenever the loop had its turn."""
-    return work.closing is not None
-
-
-def _callers(work: Work) -> list[Job]:
-    """The calls that wait for a batch: the one that made it, the one that made that one's batch, and so on."""
-    found = []
-    job = work.parent
-    while job is not None:
-        found.append(job)
-        job = job.work.parent
-    return found
 
 
 def _said(problem: BaseException) -> str:
