@@ -407,3 +407,144 @@ def test_prune_forgets_a_plan_before_its_calls(stage: Stage, tmp_path: Path) -> 
     assert left.name == "unknown"
     assert rows(path, "SELECT count(*) FROM arguments WHERE kind = 'batch'") == [(1,)]
     journal.close()
+
+
+# ------------------------------------------------------------------ how long tools take (S6)
+
+
+def means(path: Path) -> dict[str, tuple[float, float]]:
+    return {tool: (weight, seconds) for tool, weight, seconds in rows(path, "SELECT tool, weight, seconds FROM means")}
+
+
+def timed(stage: Stage, path: Path, **options: Any) -> Tower:
+    """A tower with a tool that takes long, and one that does not."""
+    tower = stage.tower(journal=Journal(path), **options)  # it stays open when the tower is closed
+
+    @tower.tool(independent=True, read_only=True)
+    async def short(n: int = 0) -> int:
+        with stage.on(f"short {n}"):
+            await asyncio.sleep(1)
+        return n
+
+    @tower.tool(independent=True, read_only=True)
+    async def long(n: int = 0) -> int:
+        with stage.on(f"long {n}"):
+            await asyncio.sleep(10)
+        return n
+
+    return tower
+
+
+def test_s6_what_one_process_has_learned_orders_the_plans_of_the_next(stage: Stage, tmp_path: Path) -> None:
+    """S6: the longest remaining path goes first, by means that are kept in the journal; by hops where none are."""
+    path = tmp_path / "j.db"
+    plan = [
+        Call("short", {"n": 0}, "a"),
+        Call("short", {"n": 1}, "b", needs=("a",)),
+        Call("long", {"n": 2}, "c"),
+    ]
+
+    async def main(tower: Tower, name: str) -> float:
+        before = stage.clock.value
+        async with tower.run("r", max_concurrency=1) as run:
+            await run.execute(plan, plan=True, batch_id=name)
+        return before
+
+    first = timed(stage, path)
+    stage.run(main(first, "one"))
+    assert stage.spans[0][0] == "short 0", "two hops before one"
+    stage.run(first.aclose())
+    assert means(path) == {"short": (2, 1.0), "long": (1, 10.0)}
+    stage.spans.clear()
+    second = timed(stage, path)
+    stage.run(main(second, "two"))
+    assert [name for name, _, _ in stage.spans] == ["long 2", "short 0", "short 1"], "ten seconds before two"
+    stage.run(second.aclose())
+    assert means(path) == {"short": (4, 1.0), "long": (2, 10.0)}, "told once each, not what was read again"
+
+
+def test_means_are_told_now_and_then_and_at_the_end(stage: Stage, tmp_path: Path) -> None:
+    """Many calls make few writes; what is not told yet is told when the tower ends."""
+    path = tmp_path / "j.db"
+    tower = timed(stage, path)
+
+    async def main() -> None:
+        async with tower.run("r") as run:
+            await run.execute([Call("short", {})])
+            await asyncio.wrap_future(tower.journal.counts())  # type: ignore[union-attr]  # it has one
+            await run.execute([Call("short", {})], batch_id="x")
+            assert await asyncio.wrap_future(tower.journal.means()) == {"short": (2, 1.0)}  # type: ignore[union-attr]
+            for _ in range(5):
+                await run.execute([Call("short", {})])
+            assert await asyncio.wrap_future(tower.journal.means()) == {"short": (2, 1.0)}  # type: ignore[union-attr]
+            await run.execute([Call("long", {}) for _ in range(9)])
+            await asyncio.sleep(30)
+            await run.execute([Call("short", {})])
+            assert (await asyncio.wrap_future(tower.journal.means()))["short"] == (8, 1.0)  # type: ignore[union-attr]
+            await run.execute([Call("short", {})])
+        await tower.aclose()
+
+    stage.run(main())
+    assert means(path) == {"short": (9, 1.0), "long": (9, 10.0)}
+
+
+def test_a_plain_batch_opens_no_journal_for_means(stage: Stage, tmp_path: Path) -> None:
+    """Nothing is opened before something is asked: reads without a name ask nothing."""
+    path = tmp_path / "j.db"
+    tower = timed(stage, path)
+
+    async def main() -> None:
+        await tower.execute([Call("short", {})])
+        await tower.aclose()
+
+    stage.run(main())
+    assert not path.exists()
+
+
+def test_means_of_two_processes_are_taken_together(tmp_path: Path) -> None:
+    """Each counts as often as it has answers; above a weight the past gives way, and what is no time is left out."""
+    path = tmp_path / "j.db"
+    with Journal(path) as one, Journal(path) as two:
+        one.learn({"t": (3, 1.0), "u": (1, 2.0)}).result()
+        two.learn({"t": (1, 5.0), "bad": (1, float("nan")), "none": (0, 1.0), "minus": (1, -1.0)}).result()
+        assert one.means().result() == {"t": (4, 2.0), "u": (1, 2.0)}
+        two.learn({"t": (10_000, 4.0)}).result()
+        assert means(path)["t"][0] == 1000.0
+        two.learn({"t": (1000, 8.0)}).result()
+        assert one.means().result()["t"] == (1000, pytest.approx(6.0, abs=0.01))
+
+
+def test_g8_means_are_bounded_and_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name for each call does not fill the file; what nobody has told of for long is forgotten; no value is there."""
+    from towerman.journal import means as table
+
+    monkeypatch.setattr(table, "MOST_TOOLS", 5)
+    wall = 1000.0
+    with Journal(tmp_path / "j.db", _wall=lambda: wall) as journal:
+        for number in range(9):
+            wall += 1
+            journal.learn({f"t{number}": (1, 1.0)}).result()
+        assert sorted(journal.means().result()) == ["t4", "t5", "t6", "t7", "t8"]
+        assert journal.prune(2.5).means == 2
+        assert sorted(journal.means().result()) == ["t6", "t7", "t8"]
+    columns = [name for _, name, *_ in rows(tmp_path / "j.db", "PRAGMA table_info(means)")]
+    assert columns == ["tool", "weight", "seconds", "told_at"]
+
+
+def test_a_journal_that_cannot_say_how_long_tools_take_costs_no_plan(stage: Stage, tmp_path: Path) -> None:
+    """The order goes by what is learned here then."""
+    tower = timed(stage, tmp_path / "j.db")
+    assert tower.journal is not None
+    real = tower.journal.means
+
+    def broken() -> Any:
+        from concurrent.futures import Future
+
+        real().result()
+        future: Future[Any] = Future()
+        future.set_exception(JournalUnavailable("locked", "another program holds its lock"))
+        return future
+
+    tower.journal.means = broken  # type: ignore[method-assign]  # what a lock does
+    done = stage.run(hand_in(tower, [Call("short", {}, "a"), Call("short", {"n": "${a}"}, "b")]))
+    assert done.ok

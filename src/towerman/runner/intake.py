@@ -51,6 +51,10 @@ class Intake(Sealer):
         """Ask the journal which calls were begun before, and answer those that were."""
         raise NotImplementedError  # pragma: no cover - filing's
 
+    async def _learned_elsewhere(self) -> None:
+        """Ask the journal how long calls took in other processes."""
+        raise NotImplementedError  # pragma: no cover - keeping's
+
     def _approval_for(
         self, work: Work, index: int, want: Want, keywords: dict[str, object]
     ) -> tuple[Want, dict[str, object]] | None:
@@ -153,7 +157,13 @@ class Intake(Sealer):
             if alike is not None:
                 gone = (result is not None and not result.ok for result in work.results)
                 alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
-        if needs is not None or any_holds or alike is not None:
+        ordered = needs is not None or any_holds or alike is not None
+        asked = core.journal_key is not None or (needs is not None and core.journal is not None)
+        if ordered and asked and not core.means_asked:
+            await self._learned_elsewhere()
+            if work.closing is not None:
+                return
+        if ordered:
             holds: Sequence[Sequence[Hold]] | None = None
             if work.open:
                 holds = [held for held, _ in core.order_of(work.run, work.wants, work.open)]

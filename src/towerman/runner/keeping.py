@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from towerman.calls import Outcome
 from towerman.documents import KeptBatch, Writing, batch_key
 from towerman.errors import Code
+from towerman.records import JournalUnavailable
 from towerman.runner import intake
 from towerman.runner.ending import Ending
 from towerman.tools import Tool
@@ -165,6 +166,17 @@ class Keeping(Ending):
             watched.cancel()
             if wake in work.waiters:
                 work.waiters.remove(wake)
+
+    async def _learned_elsewhere(self) -> None:
+        """Ask the journal, once, how long calls took in other processes: the order of plans goes by that."""
+        core = self.core
+        core.means_asked = True
+        if core.journal is not None:
+            try:
+                stored = await self._asked(core.journal.means())
+                core.remember(stored)
+            except JournalUnavailable:  # then the order goes by what is learned here
+                return
 
     def _release(self, work: Work) -> None:
         """A batch that is written down has ended: another one may go on with it."""
