@@ -454,12 +454,14 @@ def test_s6_what_one_process_has_learned_orders_the_plans_of_the_next(stage: Sta
     stage.run(main(first, "one"))
     assert stage.spans[0][0] == "short 0", "two hops before one"
     stage.run(first.aclose())
+    kept(first)  # which comes behind what was told
     assert means(path) == {"short": (2, 1.0), "long": (1, 10.0)}
     stage.spans.clear()
     second = timed(stage, path)
     stage.run(main(second, "two"))
     assert [name for name, _, _ in stage.spans] == ["long 2", "short 0", "short 1"], "ten seconds before two"
     stage.run(second.aclose())
+    kept(second)
     assert means(path) == {"short": (4, 1.0), "long": (2, 10.0)}, "told once each, not what was read again"
 
 
@@ -485,6 +487,7 @@ def test_means_are_told_now_and_then_and_at_the_end(stage: Stage, tmp_path: Path
         await tower.aclose()
 
     stage.run(main())
+    kept(tower)  # which comes behind what was told
     assert means(path) == {"short": (9, 1.0), "long": (9, 10.0)}
 
 
