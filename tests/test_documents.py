@@ -161,5 +161,7 @@ def test_what_a_later_version_has_added_is_left_out() -> None:
 
 def test_a_batch_is_found_by_run_name_and_tenant() -> None:
     """None of them runs into the next one."""
-    keys = {batch_key(KEY, *parts) for parts in (("r", "b", None), ("r", "b", ""), ("rb", "", None), ("", "rb", None))}
-    assert len(keys) == 4
+    whose = (("r", "b", None), ("r", "b", ""), ("rb", "", None), ("", "rb", None))
+    keys = {batch_key(KEY, run, "batch", name, tenant) for run, name, tenant in whose}
+    keys.add(batch_key(KEY, "r", "response", "b", None))
+    assert len(keys) == 5

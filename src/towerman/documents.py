@@ -29,6 +29,9 @@ VERSION: Final = 1
 BatchState = Literal["at work", "cut off", "ended"]
 """Of a kept batch: somebody is at work on it; its process died over it; each of its calls has its result."""
 
+NamedBy = Literal["batch", "response"]
+"""What a batch is called by: its `batch_id`, or the provider's id of the response."""
+
 BatchVerdict = Literal["run", "busy", "conflict"]
 """What is to be done with a batch that is handed in: it may go on; somebody is at work on it; it has other calls than
 the one that was handed in before under its name."""
@@ -40,7 +43,7 @@ class KeptBatch:
 
     Args:
         number: its number in the journal.
-        run_id, name, tenant: whose batch it is; the name is its `batch_id`, or the provider's id of the response.
+        run_id, named, name, tenant: whose batch it is, and what it is called by.
         plan: it is a plan.
         size: how many calls it has.
         state: at work, cut off, ended.
@@ -54,6 +57,7 @@ class KeptBatch:
 
     number: int
     run_id: str
+    named: NamedBy
     name: str
     tenant: str | None
     plan: bool
@@ -130,14 +134,14 @@ class Writing:
         return f'{head[:-1]},"calls":[{",".join(self._parts)}]}}'.encode("utf-8", "surrogatepass")
 
 
-def batch_key(key: bytes, run_id: str, name: str, tenant: str | None) -> bytes:
+def batch_key(key: bytes, run_id: str, named: NamedBy, name: str, tenant: str | None) -> bytes:
     """Where the identity of a batch is stored.
 
     Args:
         key: of the journal's digests.
-        run_id, name, tenant: whose batch it is, and what it is called by.
+        run_id, named, name, tenant: whose batch it is, and what it is called by.
     """
-    return keyed(key, "kept batch", "" if tenant is None else f"tenant:{tenant}", run_id, name)
+    return keyed(key, f"kept {named}", "" if tenant is None else f"tenant:{tenant}", run_id, name)
 
 
 def digest_of(batch: Batch, key: bytes) -> bytes | None:

@@ -16,35 +16,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
-from towerman.documents import BatchVerdict, KeptBatch
+from towerman.documents import BatchVerdict, KeptBatch, NamedBy
 from towerman.journal.approvals import forget_arguments, keep_arguments
 from towerman.journal.session import Session
 
 _COLUMNS: Final = (
-    "b.id, b.run_id, b.name, b.tenant, b.plan, b.size, b.token, b.owner, b.attempts, b.begun_at, b.ended_at, b.ok, "
-    "b.digest, o.host, o.pid, EXISTS (SELECT 1 FROM arguments a WHERE a.kind = 'batch' AND a.ref = CAST(b.id AS TEXT))"
+    "b.id, b.run_id, b.named, b.name, b.tenant, b.plan, b.size, b.token, b.owner, b.attempts, b.begun_at, b.ended_at, "
+    "b.ok, b.digest, o.host, o.pid, "
+    "EXISTS (SELECT 1 FROM arguments a WHERE a.kind = 'batch' AND a.ref = CAST(b.id AS TEXT))"
 )
 _FROM: Final = "batches b LEFT JOIN owners o ON o.id = b.owner"
 
 
 def _kept(session: Session, row: tuple[object, ...]) -> KeptBatch:
-    token, owner = row[6], cast("int", row[7])
+    token, owner = row[7], cast("int", row[8])
     return KeptBatch(
         number=cast("int", row[0]),
         run_id=cast("str", row[1]),
-        name=cast("str", row[2]),
-        tenant=cast("str | None", row[3]),
-        plan=bool(row[4]),
-        size=cast("int", row[5]),
+        named=cast("NamedBy", row[2]),
+        name=cast("str", row[3]),
+        tenant=cast("str | None", row[4]),
+        plan=bool(row[5]),
+        size=cast("int", row[6]),
         state="ended" if token is None else "at work" if session.lives(owner) else "cut off",
-        stored=bool(row[15]),
-        attempts=cast("int", row[8]),
-        begun_at=cast("float", row[9]),
-        ended_at=cast("float | None", row[10]),
-        ok=cast("int | None", row[11]),
-        host=cast("str", row[13] or ""),
-        pid=cast("int", row[14] or 0),
-        digest=None if row[12] is None else bytes(cast("bytes", row[12])),
+        stored=bool(row[16]),
+        attempts=cast("int", row[9]),
+        begun_at=cast("float", row[10]),
+        ended_at=cast("float | None", row[11]),
+        ok=cast("int | None", row[12]),
+        host=cast("str", row[14] or ""),
+        pid=cast("int", row[15] or 0),
+        digest=None if row[13] is None else bytes(cast("bytes", row[13])),
     )
 
 
@@ -54,6 +56,7 @@ def begin(
     token: bytes,
     *,
     run_id: str,
+    named: NamedBy,
     name: str,
     tenant: str | None,
     plan: bool,
@@ -67,7 +70,7 @@ def begin(
         session: in whose transaction.
         key: where its identity is stored.
         token: of the attempt.
-        run_id, name, tenant, plan, size: which batch it is.
+        run_id, named, name, tenant, plan, size: which batch it is.
         digest: of its calls; one that cannot be made conflicts with nothing.
         document: its calls, to be kept; None: they are not.
 
@@ -84,14 +87,14 @@ def begin(
     me, now = session.sign(), session.wall()
     if known is None:
         made = session.db.execute(
-            "INSERT INTO batches (key, run_id, name, tenant, plan, size, digest, owner, token, begun_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (key, run_id, name, tenant, plan, size, digest, me, token, now),
+            "INSERT INTO batches (key, run_id, named, name, tenant, plan, size, digest, owner, token, begun_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (key, run_id, named, name, tenant, plan, size, digest, me, token, now),
         )
         number = cast("int", made.lastrowid)
     else:
         number = known.number
-        session.held.discard(bytes(cast("bytes", row[6] or b"")))
+        session.held.discard(bytes(cast("bytes", row[7] or b"")))
         session.db.execute(
             "UPDATE batches SET owner = ?, token = ?, attempts = attempts + 1, begun_at = ?, ended_at = NULL, "
             "ok = NULL, digest = coalesce(digest, ?) WHERE id = ?",

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
 from towerman.clock import wall_time
-from towerman.documents import BatchVerdict, KeptBatch
+from towerman.documents import BatchVerdict, KeptBatch, NamedBy
 from towerman.errors import PolicyError
 from towerman.journal import approvals, batches, blobs, calls, deferred, file, means, owners
 from towerman.journal.approvals import Claim
@@ -309,6 +309,7 @@ class Journal:
         *,
         run_id: str,
         name: str,
+        named: NamedBy = "batch",
         tenant: str | None = None,
         plan: bool = True,
         size: int = 0,
@@ -321,7 +322,7 @@ class Journal:
         Args:
             key: where its identity is stored.
             token: names this attempt and no other: whoever ends it must show it.
-            run_id, name, tenant, plan, size: which batch it is.
+            run_id, name, named, tenant, plan, size: which batch it is.
             digest: of its calls.
             document: its calls; not kept where the journal stores no arguments.
         """
@@ -332,6 +333,7 @@ class Journal:
                 key,
                 token,
                 run_id=run_id,
+                named=named,
                 name=name,
                 tenant=tenant,
                 plan=plan,

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from typing import Final, TypeVar
 
 from towerman.calls import Outcome
-from towerman.documents import KeptBatch, Writing, batch_key
+from towerman.documents import KeptBatch, NamedBy, Writing, batch_key
 from towerman.errors import Code
 from towerman.records import JournalUnavailable
 from towerman.runner import intake
@@ -75,7 +75,9 @@ class Keeping(Ending):
                 turn = core.now() + intake.SLICE
                 if over(work):
                     return False
-        place_of, document, digest_of = batch_key(key, run.run_id, name, run.tenant), writing.text(), writing.digest
+        named: NamedBy = "batch" if work.batch.batch_id else "response"
+        place_of = batch_key(key, run.run_id, named, name, run.tenant)
+        document, digest_of = writing.text(), writing.digest
         since = core.now()
         due = min(since + core.policy.max_wait, run.limit)
         waits = False
@@ -88,6 +90,7 @@ class Keeping(Ending):
                         token,
                         run_id=run.run_id,
                         name=name,
+                        named=named,
                         tenant=run.tenant,
                         plan=work.batch.plan,
                         size=len(work.calls),

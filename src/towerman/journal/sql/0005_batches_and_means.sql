@@ -3,6 +3,7 @@ CREATE TABLE batches (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     key BLOB NOT NULL UNIQUE,              -- keyed digest of run and name
     run_id TEXT NOT NULL,
+    named TEXT NOT NULL CHECK (named IN ('batch', 'response')),  -- by its caller, or by the provider
     name TEXT NOT NULL,
     tenant TEXT,
     plan INTEGER NOT NULL,
