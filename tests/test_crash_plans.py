@@ -80,7 +80,7 @@ class Trial:
         return alive and process.returncode == -signal.SIGKILL
 
     def look(self) -> None:
-        """What must hold after every death: nothing ran twice that must not, always with one key and one set of values."""
+        """What must hold after every death: nothing ran twice that must not; one key, one set of values for each."""
         seen = self.effects()
         counts = Counter((tool, n) for tool, n, _, _ in seen)
         again = {call: count for call, count in counts.items() if call[0] in ONCE and count > 1}

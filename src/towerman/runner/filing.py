@@ -49,7 +49,7 @@ from towerman.records import (
     verdict,
 )
 from towerman.runner import carrying, intake
-from towerman.runner.keeping import Keeping, callers, over
+from towerman.runner.keeping import Keeping, callers
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 from towerman.work import Filed, Job, Join, Work
@@ -142,7 +142,9 @@ class Filing(Keeping):
         found = await self._identities(work)
         claimed = work.deferral is not None and work.deferral.claims
         name = self._name_of(work)
-        if over(work) or not (found or claimed or work.gated or name):  # an approval may go into the queue with a call
+        if intake.over(work) or not (
+            found or claimed or work.gated or name
+        ):  # an approval may go into the queue with a call
             return
         try:
             if core.journal_key is None:
@@ -164,12 +166,12 @@ class Filing(Keeping):
             queued = await self._asked(asked)
             self._put_before(work, queued, records)
         except JournalUnavailable as trouble:
-            if not over(work):
+            if not intake.over(work):
                 claims = work.deferral.claims if work.deferral is not None else ()
                 self._all_unavailable(work, [*found, *claims], trouble)
             return
         for index in list(work.filed):
-            if over(work):
+            if intake.over(work):
                 return
             filed, want = work.filed[index], work.wants[index]
             if work.deferral is not None and index in work.deferral.found:
@@ -198,7 +200,7 @@ class Filing(Keeping):
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + intake.SLICE
-                if over(work):
+                if intake.over(work):
                     break
         return found
 

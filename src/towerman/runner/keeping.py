@@ -73,7 +73,7 @@ class Keeping(Ending):
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + intake.SLICE
-                if over(work):
+                if intake.over(work):
                     return False
         named: NamedBy = "batch" if work.batch.batch_id else "response"
         place_of = batch_key(key, run.run_id, named, name, run.tenant)
@@ -81,7 +81,7 @@ class Keeping(Ending):
         since = core.now()
         due = min(since + core.policy.max_wait, run.limit)
         waits = False
-        while not over(work):
+        while not intake.over(work):
             token = os.urandom(16)
             try:
                 told, known = await self._asked(
@@ -186,11 +186,6 @@ class Keeping(Ending):
         token, work.attempt = work.attempt, b""
         if token and self.core.journal is not None:
             self.core.journal.finish_batch(token, sum(result is not None and result.ok for result in work.results))
-
-
-def over(work: Work) -> bool:
-    """Is a batch being ended? It may have been, whenever the loop had its turn."""
-    return work.closing is not None
 
 
 def callers(work: Work) -> list[Job]:
