@@ -11,8 +11,9 @@ nowhere else. It stands beside the tower and reaches only pure rooms and the clo
 Not here: when something is written, and what follows from it (runner, records).
 """
 
+from towerman.documents import KeptBatch
 from towerman.journal.journal import Journal, Pruned
 from towerman.journal.session import Cipher
 from towerman.records import JournalUnavailable
 
-__all__ = ["Cipher", "Journal", "JournalUnavailable", "Pruned"]
+__all__ = ["Cipher", "Journal", "JournalUnavailable", "KeptBatch", "Pruned"]
