@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from towerman import documents
 from towerman.calls import Batch, Call
 from towerman.documents import Writing, batch_key, digest_of, read_document
 
@@ -101,6 +103,18 @@ def test_where_it_came_from_does_not_count() -> None:
     one = Batch((Call("t", {}, "x", "y"),), plan=True)  # a single text is one id
     two = Batch((Call("t", {}, "x", ("y",)),), "openai", {"id": 1}, True, "r", "b", plan=True)
     assert digest_of(one, KEY) == digest_of(two, KEY)
+
+
+def test_every_field_is_written_and_looked_at() -> None:
+    """A field that is added to a call or a batch is not forgotten here."""
+    assert {one.name for one in (*fields(Batch), *fields(Call))} - {"calls"} <= documents._KINDS.keys()
+
+
+def test_any_mapping_is_an_object() -> None:
+    """Arguments that were frozen are written as what they hold."""
+    frozen = Batch((Call("t", MappingProxyType({"a": MappingProxyType({"b": 1})})),), plan=True)
+    stored = text_of(frozen)
+    assert stored is not None and read_document(stored).calls[0].arguments == {"a": {"b": 1}}
 
 
 def test_what_has_no_json_form_is_not_kept_and_what_has_no_spelling_is_compared_with_nothing() -> None:

@@ -283,6 +283,45 @@ def test_g1_g12_cancelled_at_any_moment_the_plan_can_be_gone_on_with(stage: Stag
     assert [one.state for one in kept(tower)] == ["ended"]
 
 
+@pytest.mark.parametrize("turns", range(0, 60, 4))
+def test_g12_a_long_plan_is_written_down_a_slice_at_a_time(
+    stage: Stage, tmp_path: Path, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G12: the loop has its turns while a plan is written down, and may end the run in any of them."""
+    from towerman.runner import intake
+
+    monkeypatch.setattr(intake, "SLICE", -1.0)
+    tower = maker(stage, tmp_path / "j.db")
+    calls = [Call("write", {"n": index}, f"s{index}") for index in range(100)]
+
+    async def main() -> tuple[BatchResult, BatchResult]:
+        async with tower.run("r") as run:
+            task = asyncio.ensure_future(run.execute(calls, plan=True, batch_id="plan"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            run.cancel("enough")
+            return await task, await run.execute(calls, plan=True, batch_id="plan")
+
+    first, second = stage.run(main())
+    assert len(first) == len(second) == 100
+    assert all(result.ok or result.code == "effect_unknown" for result in second)
+    assert max(stage.started.values()) <= 200
+
+
+def test_a_response_of_a_provider_has_a_name_too(stage: Stage, tmp_path: Path) -> None:
+    """The provider's id of the response stands for the plan where its caller gave it no name, and is another name."""
+    tower = maker(stage, tmp_path / "j.db")
+
+    async def main(**names: str) -> BatchResult:
+        async with tower.run("r") as run:
+            return await run.execute(Batch(tuple(PLAN), plan=True, **names))
+
+    assert stage.run(main(response_id="x")).ok
+    assert all(result.replayed for result in stage.run(main(response_id="x")))
+    assert not any(result.replayed for result in stage.run(main(batch_id="x")))
+    assert [(one.named, one.name, one.attempts) for one in kept(tower)] == [("batch", "x", 1), ("response", "x", 2)]
+
+
 def test_g8_arguments_stand_in_one_table_that_can_be_off_or_sealed(stage: Stage, tmp_path: Path) -> None:
     """G8: with a cipher nothing of a plan can be read in the file; without arguments it is not kept at all."""
 

@@ -165,7 +165,7 @@ def read_document(stored: bytes) -> Batch:
     if not isinstance(told, dict) or not isinstance(calls, list):
         raise ValueError("a stored batch is incomplete")
     known = {name: value for name, value in told.items() if name in _BATCH and name != "calls"}
-    if not all(_KINDS.get(name, _anything)(value) for name, value in known.items()):
+    if not all(_KINDS[name](value) for name, value in known.items()):
         raise ValueError("a stored batch is not as it was written")
     return Batch(tuple(map(_call, calls)), **known)
 
@@ -174,7 +174,7 @@ def _call(given: object) -> Call:
     if not isinstance(given, dict):
         raise ValueError("a stored call is none")
     known = {name: value for name, value in given.items() if name in _CALL}
-    if not known.keys() >= _NEEDED or not all(_KINDS.get(name, _anything)(value) for name, value in known.items()):
+    if not known.keys() >= _NEEDED or not all(_KINDS[name](value) for name, value in known.items()):
         raise ValueError("a stored call is not as it was written")
     return Call(**{**known, "needs": tuple(known.get("needs", ()))})
 
@@ -190,10 +190,6 @@ def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError
-
-
-def _anything(value: object) -> bool:
-    return True
 
 
 def _is_text(value: object) -> bool:

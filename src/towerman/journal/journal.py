@@ -322,7 +322,12 @@ class Journal:
         Args:
             key: where its identity is stored.
             token: names this attempt and no other: whoever ends it must show it.
-            run_id, name, named, tenant, plan, size: which batch it is.
+            run_id: of its run.
+            name: what it is called by.
+            named: by its caller ("batch"), or by the provider ("response").
+            tenant: whom its run belongs to.
+            plan: it is a plan.
+            size: how many calls it has.
             digest: of its calls.
             document: its calls; not kept where the journal stores no arguments.
         """

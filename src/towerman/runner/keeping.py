@@ -31,7 +31,7 @@ from towerman.work import Job, Work
 T = TypeVar("T")
 
 _OTHER_PLAN: Final = (
-    "Not started: a plan with other calls was handed in before as this one. A response, and a batch_id, stand for the "
+    "Not started: a batch with other calls was handed in before as this one. A response, and a batch_id, stand for the "
     "same calls each time."
 )
 
@@ -132,7 +132,7 @@ class Keeping(Ending):
         elif now >= work.run.limit:
             code, why = "deadline_exceeded", f"{_whose(known)} until the run's time was over"
         elif now >= due:
-            code, why = "wait_timeout", f"waited {now - since:g} s for the same plan: {_whose(known)}"
+            code, why = "wait_timeout", f"waited {now - since:g} s, and {_whose(known)}"
         else:
             return True
         if code == "idempotency_conflict":
@@ -200,4 +200,4 @@ def callers(work: Work) -> list[Job]:
 
 def _whose(known: KeptBatch) -> str:
     """Who is at work on a batch, for people."""
-    return f"the same plan is at work in process {known.pid}"
+    return f"the same batch is at work in process {known.pid}"
