@@ -34,6 +34,7 @@ calls = st.builds(
     needs=st.lists(texts, max_size=3).map(tuple),
     idempotency_key=st.none() | texts,
     if_failed=st.sampled_from(("skip", "run_anyway")),
+    caller=texts,
 )
 batches = st.builds(
     Batch,
@@ -91,6 +92,8 @@ def test_a_call_says_the_same_as_text_and_as_data() -> None:
         Batch((Call("t", {"a": 1}, "x"), Call("u", {}, "y"))),
         Batch((Call("t", {"a": 1}, "x"), Call("u", {}, "y")), plan=True, ordered=True),
         Batch((Call("t", {"a": 1}, "x"), Call("u", {}, "y")), plan=True, outputs={"n": 1}),
+        Batch((Call("t", {"a": 1}, "x"), Call("u", {}, "y")), plan=True, refused=("bad_reference", (0,), "no")),
+        Batch((Call("t", {"a": 1}, "x"), Call("u", {}, "y", caller="program:1")), plan=True),
     ],
 )
 def test_another_plan_has_another_digest(other: Batch) -> None:
@@ -107,7 +110,7 @@ def test_where_it_came_from_does_not_count() -> None:
 
 def test_every_field_is_written_and_looked_at() -> None:
     """A field that is added to a call or a batch is not forgotten here."""
-    assert {one.name for one in (*fields(Batch), *fields(Call))} - {"calls"} <= documents._KINDS.keys()
+    assert {one.name for one in (*fields(Batch), *fields(Call))} - documents._APART <= documents._KINDS.keys()
 
 
 def test_any_mapping_is_an_object() -> None:

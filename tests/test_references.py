@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from towerman.errors import CODES
 from towerman.plan import (
+    AGREED,
     EACH,
     Bound,
     Plan,
@@ -76,6 +77,7 @@ def refused(
         ("a.Exchange Rate", 0, ("Exchange Rate",)),
         ("a.0", 0, ("0",)),
         ("a[*].name", 0, (EACH, "name")),
+        ("a[=].name[0]", 0, (AGREED, "name", 0)),
         ("a.*", 0, ("*",)),
         ('a["x.y"].z', 0, ("x.y", "z")),
         ('a["\\u007d\\"]"][0]', 0, ('}"]', 0)),
@@ -260,7 +262,7 @@ def test_an_id_out_of_range_where_ids_are_numbers() -> None:
     fault = refused({"x": "${7}"}, ["1", "2"], needs=["9"], numbered=True)
     assert (fault.code, fault.members) == ("bad_reference", (2,))
     assert "out of range" in str(fault)
-    assert "from '1' to 'last'" in str(fault)
+    assert "from '1' to '2'" in str(fault)
     with pytest.raises(PlanRefused, match="no call of this batch has an id"):
         read_references([""], [{"x": "${7}"}], [()], numbered=True)
 
@@ -479,6 +481,20 @@ def test_projection_over_a_list() -> None:
     assert fill({"x": "${a[*].t}"}, '[{"t": 1}]') == {"x": [1]}
 
 
+def test_what_all_members_of_a_list_agree_on() -> None:
+    """`[=]` is the one value that every member of a list has, in its own type; of what is no list, that itself."""
+    rows = [{"id": 7, "at": {"x": [1]}}, {"id": 7, "at": {"x": [1]}}]
+    assert fill({"x": "${a[=].id}", "y": "${a[=].at[=].x[=]}", "z": "${b[=].id}"}, rows, {"id": "one"}) == {
+        "x": 7,
+        "y": 1,
+        "z": "one",
+    }
+    assert fill({"x": "${a[=]}", "y": "${b[*].t[=]}"}, '[{"t": 1}]', [{"t": [2]}, {"t": 3}]) == {
+        "x": {"t": 1},
+        "y": [2, 3],
+    }
+
+
 class Hostile(dict[str, Any]):
     def items(self) -> Any:
         raise RuntimeError("s3cr3t")
@@ -514,6 +530,12 @@ def deep(levels: int, core: Any) -> Any:
         ('{"x": 1', ".x", "no list and no object"),
         ("[" * 200_000, "[0]", "no list and no object"),
         ([{"x": 1}, {}], "[*].x", "part 2 of its path is a name"),
+        ([], "[=].x", "part 1 of its path is to be the same of every member, and the result has an empty list there"),
+        ({"x": [1, 2]}, ".x[=]", "part 2 of its path is to be the same of every member of a list, and they differ"),
+        ([1, True], "[=]", "they differ"),
+        ([{"x": 1}, {"x": 2}], "[=]", "they differ"),
+        ([{"x": 1}, {"x": 1}, {}], "[=].x", "part 2 of its path is a name"),
+        ([[object()], [object()]], "[=]", "has no JSON form"),
         (object(), "", "has no JSON form"),
         ({"x": object()}, "", "has no JSON form"),
         (object(), ".x", "has no JSON form"),
@@ -674,7 +696,7 @@ def test_escaped_text_inside_text(text: str) -> None:
     assert fill({"x": f"{piece}${{a}}{piece}${{a}}"}, 1) == {"x": f"{text}1{text}1"}
 
 
-@given(st.text(max_size=20), st.lists(st.text(max_size=6) | st.integers(EACH, 10**17), max_size=5))
+@given(st.text(max_size=20), st.lists(st.text(max_size=6) | st.integers(AGREED, 10**17), max_size=5))
 def test_a_written_reference_is_read_back(name: str, path: list[str | int]) -> None:
     """Any path, also with names that hold the signs of the syntax."""
     text = written("step", tuple(path))
@@ -683,7 +705,7 @@ def test_a_written_reference_is_read_back(name: str, path: list[str | int]) -> N
     assert bound.references == (Reference(0, tuple(path)),)
 
 
-@given(st.text(alphabet='${}[]#/.~*"ab01\\ ', max_size=30))
+@given(st.text(alphabet='${}[]#/.~*="ab01\\ ', max_size=30))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """Whatever is written: references, or a PlanRefused that does not repeat it."""
     for value in (text, {"$ref": text}, "${" + text + "}"):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kit import Stage, gate_of, on_stage, retake, run_virtual, sound, whole_again
 
 from towerman import Call, Event, PolicyError, Pool, Result, Tower
-from towerman.tower import Statistics
+from towerman.tower.statistics import Statistics
 
 stage = pytest.fixture(on_stage)
 

@@ -5,17 +5,7 @@ from typing import TYPE_CHECKING
 from towerman.calls import Batch, Call, Result
 from towerman.errors import CODES, Code, InputError, PolicyError, RateLimited, ToolError, TowermanError
 from towerman.policy import Breaker, Budget, Pool, Rate, Retry
-from towerman.tower import (
-    ApprovalStatistics,
-    BreakerStatistics,
-    BudgetStatistics,
-    JournalStatistics,
-    PoolStatistics,
-    RateStatistics,
-    Run,
-    Statistics,
-    Tower,
-)
+from towerman.tower import Run, Tower
 from towerman.trace import Event, Observer, Span
 from towerman.work import BatchResult, Context
 
@@ -32,6 +22,15 @@ if TYPE_CHECKING:
     from towerman.runner import Worker, WorkerReport
     from towerman.terminal import ask_terminal
     from towerman.tower.reader import read_result
+    from towerman.tower.statistics import (
+        ApprovalStatistics,
+        BreakerStatistics,
+        BudgetStatistics,
+        JournalStatistics,
+        PoolStatistics,
+        RateStatistics,
+        Statistics,
+    )
 
 __version__ = "0.1.0"
 
@@ -109,6 +108,13 @@ _LATER = {
     "Worker": "runner",
     "WorkerReport": "runner",
     "ask_terminal": "terminal",
+    "ApprovalStatistics": "tower.statistics",
+    "BreakerStatistics": "tower.statistics",
+    "BudgetStatistics": "tower.statistics",
+    "JournalStatistics": "tower.statistics",
+    "PoolStatistics": "tower.statistics",
+    "RateStatistics": "tower.statistics",
+    "Statistics": "tower.statistics",
     "Page": "pages",
     "ResultStore": "pages",
     "read_result": "tower.reader",

@@ -69,6 +69,8 @@ class Call:
         idempotency_key: handed to the handler as it is (`Context.idempotency_key`); None or empty: the call comes
             without one, and where it may have an effect one is made for it.
         if_failed: what to do where a call that it needs came to nothing: `skip` it too, or `run_anyway`.
+        caller: what made the call, where that was not the model itself but code that it wrote and the provider runs:
+            the kind of that code and its id, `program:call_1`. Its arguments are results already.
     """
 
     tool: str
@@ -77,6 +79,7 @@ class Call:
     needs: Sequence[str] = ()
     idempotency_key: str | None = None
     if_failed: IfFailed = "skip"
+    caller: str = ""
 
     def __repr__(self) -> str:
         return f"Call(id={self.id[:64]!r}, arguments={_size(self.arguments)}, needs={len(self.needs)})"
@@ -98,6 +101,8 @@ class Batch:
         ordered: it is a plan in whose form a step may only refer to steps before it.
         numbered: it is a plan whose ids are numbers of its form.
         outputs: of a plan that names what it comes to: values with references, by name; or None.
+        refused: of a plan that could be read in part only, so that nothing of it may run: the code, the indexes of the
+            calls concerned, and a sentence for the model; or None.
     """
 
     calls: tuple[Call, ...]
@@ -110,6 +115,7 @@ class Batch:
     ordered: bool = False
     numbered: bool = False
     outputs: Mapping[str, object] | None = None
+    refused: tuple[Code, tuple[int, ...], str] | None = None
 
     def __repr__(self) -> str:
         return f"Batch({len(self.calls)} calls, format={self.format!r}, truncated={self.truncated})"

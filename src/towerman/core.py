@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from towerman.access import AccessRefused, flat_holds
-from towerman.arguments import ArgumentsRefused, load_arguments, near_names
+from towerman.arguments import ArgumentsRefused, load_arguments, near_names, parameters_of
 from towerman.budgets import Account, Asks, Shares, number
 from towerman.budgets import Book as Purse
 from towerman.calls import IS, IX, ROOT, Access, Batch, Call, Hold, Outcome, S, X
@@ -734,6 +734,11 @@ class Core:
         """
         return tool.asks if tool.price is None else tool.price(keywords)
 
+    def parameters_of(self, name: str) -> Mapping[str, bool] | None:
+        """The names of a tool's parameters as it declares them, and whether each takes a list; None: no such tool."""
+        tool = self.tools.get(name)
+        return None if tool is None else parameters_of(tool.checker.schema)
+
     def tool_of(self, call: Call) -> Tool | None:
         """The tool that a call names, if there is one."""
         return self.tools.get(_name(call.tool))
@@ -934,17 +939,25 @@ def read_plan(batch: Batch) -> Linked | None:
     the plan comes to, where it says that, is linked like one step more, the last one.
 
     Raises:
-        PlanRefused: it cannot be followed; nothing of it may run (G5).
+        PlanRefused: it cannot be read or followed; nothing of it may run (G5).
     """
+    if batch.refused is not None:
+        raise PlanRefused(*batch.refused)
     calls = batch.calls
     ids = [call.id for call in calls]
-    arguments = [_loaded(call) for call in calls]
+    # Code that made a call has waited for the values that stand in it: nothing there is a reference.
+    arguments = [None if call.caller else _loaded(call) for call in calls]
     needs = [call.needs for call in calls]
     if batch.outputs is not None:
         ids.append(_OUTPUTS)
         arguments.append(batch.outputs)
         needs.append(())
-    return read_references(ids, arguments, needs, ordered=batch.ordered, numbered=batch.numbered)
+    try:
+        return read_references(ids, arguments, needs, ordered=batch.ordered, numbered=batch.numbered)
+    except PlanRefused as refused:
+        size = len(calls)
+        members = tuple(index for index in refused.members if index < size)
+        raise PlanRefused(refused.code, members or tuple(range(size)), refused.message) from None
 
 
 def _loaded(call: Call) -> Mapping[str, object] | None:
@@ -956,7 +969,7 @@ def _loaded(call: Call) -> Mapping[str, object] | None:
 
 def filled(call: Call, arguments: Mapping[str, object]) -> Call:
     """The same call with these arguments."""
-    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed)
+    return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed, call.caller)
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

@@ -125,7 +125,7 @@ class Writing:
         if self._parts is None:
             return None
         batch = self._batch
-        told: dict[str, object] = {name: getattr(batch, name) for name in _BATCH if name != "calls"}
+        told: dict[str, object] = {name: getattr(batch, name) for name in _BATCH}
         head = _text({"towerman_batch": VERSION, "batch": told})
         if head is None:  # of the message, which is not needed to go on
             head = _text({"towerman_batch": VERSION, "batch": {**told, "message": None}})
@@ -164,7 +164,7 @@ def read_document(stored: bytes) -> Batch:
     told, calls = given.get("batch"), given.get("calls")
     if not isinstance(told, dict) or not isinstance(calls, list):
         raise ValueError("a stored batch is incomplete")
-    known = {name: value for name, value in told.items() if name in _BATCH and name != "calls"}
+    known = {name: value for name, value in told.items() if name in _BATCH}
     if not all(_KINDS[name](value) for name, value in known.items()):
         raise ValueError("a stored batch is not as it was written")
     return Batch(tuple(map(_call, calls)), **known)
@@ -208,9 +208,10 @@ def _is_object_or_none(value: object) -> bool:
     return value is None or isinstance(value, dict)
 
 
-_BATCH: Final = tuple(one.name for one in fields(Batch))
+_APART: Final = frozenset({"calls", "refused"})  # written by themselves; nothing that is refused is written at all
+_BATCH: Final = tuple(one.name for one in fields(Batch) if one.name not in _APART)
 _CALL: Final = tuple(one.name for one in fields(Call))
-_COUNTED: Final = ("plan", "ordered", "numbered", "outputs")
+_COUNTED: Final = ("plan", "ordered", "numbered", "outputs", "refused")
 """What of a batch, beside its calls, says what it does."""
 
 _NEEDED: Final = frozenset({"tool", "arguments"})

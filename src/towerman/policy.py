@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
 from inspect import iscoroutinefunction
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
@@ -160,10 +159,18 @@ def word(where: str, value: object, allowed: object) -> str:
     """One of the words of a Literal."""
     words = cast("tuple[str, ...]", get_args(allowed))
     if not isinstance(value, str) or value not in words:
-        near = get_close_matches(value, words, 1) if type(value) is str else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        near = close_to(value, words) if type(value) is str else None
+        hint = f" (did you mean {near!r}?)" if near else ""
         raise _say(where, value, f"{Word(allowed).allowed}{hint}")
     return value
+
+
+def close_to(key: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The one of the known words that is most like it, if one is; see difflib.get_close_matches."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(key[:80], known, 1, cutoff)
+    return near[0] if near else None
 
 
 def name_of(where: str, value: object) -> str:
@@ -176,8 +183,8 @@ def name_of(where: str, value: object) -> str:
 def nearest(key: str, known: Sequence[str]) -> str:
     """The nearest of the known names as a hint, or all of them."""
     # A hint that is far off, such as 'writes' for 'rate', leads astray: then all the names say more.
-    near = get_close_matches(key[:80], known, 1, cutoff=0.65)
-    return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
+    near = close_to(key, known, 0.65)
+    return f"; did you mean {near!r}?" if near else f"; known: {', '.join(sorted(known))}"
 
 
 def only_known(where: str, given: Mapping[str, object], known: Sequence[str]) -> None:
@@ -794,9 +801,9 @@ def unit_of(where: str, unit: object) -> str:
     name = name_of(f"{where}: a unit's name", unit)
     if name in UNITS:
         return name
-    near = get_close_matches(name, _SAID_OF_BUDGETS, 1, cutoff=0.85)
+    near = close_to(name, _SAID_OF_BUDGETS, 0.85)
     if near:
-        raise PolicyError(f"{where}: no unit {name[:40]!r}; did you mean {near[0]!r}?")
+        raise PolicyError(f"{where}: no unit {name[:40]!r}; did you mean {near!r}?")
     return name
 
 
@@ -984,8 +991,8 @@ def budget_name(where: str, name: object) -> str:
         scope, colon, tenant = name.partition(":")
         if colon and scope == "tenant":
             return f"tenant:{name_of(f'{where}: the name of a tenant', tenant)}"
-    near = get_close_matches(name, BUDGETS, 1) if type(name) is str else []
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    near = close_to(name, BUDGETS) if type(name) is str else None
+    hint = f" (did you mean {near!r}?)" if near else ""
     raise _say(where, name, f"a budget is for 'batch', 'run', 'tenant', 'process' or 'tenant:NAME'{hint}")
 
 
@@ -1209,8 +1216,8 @@ def check_limits(
         if pool is None:
             if isinstance(key, FromEnvironment):
                 raise PolicyError(f"{where}: no pool {shown(key)}; known: {', '.join(sorted(pools)) or 'none'}")
-            near = get_close_matches(key, pools, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f'declare it: Tower(pools={{"{key[:40]}": 4}})'
+            near = close_to(key, pools)
+            hint = f"did you mean {near!r}?" if near else f'declare it: Tower(pools={{"{key[:40]}": 4}})'
             raise PolicyError(f"{where}: no pool {shown(key)}; {hint}")
         if units > pool.permits - pool.reserve and must_fit:
             raise PolicyError(

@@ -27,7 +27,6 @@ Not here: where in the arguments a value comes from (declarations).
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import unicodedata
@@ -205,7 +204,9 @@ def _fold(path: str) -> str:
         if segment == "**":
             segment = "***"
         elif len(segment) > MAX_SEGMENT:
-            segment = hashlib.sha256(segment.encode()).hexdigest()
+            from hashlib import sha256
+
+            segment = sha256(segment.encode()).hexdigest()
         segments.append(segment)
     return "/".join(segments[:MAX_DEPTH])
 

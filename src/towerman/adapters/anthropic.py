@@ -8,6 +8,11 @@ House rules. Blocks that the provider runs itself (`server_tool_use`, `mcp_tool_
 that came as text (a stream without validation gives that) stays text: the arguments room reads or refuses it, and what
 goes back is an object, as the form wants.
 
+A block with a `caller` other than `direct` is a call of code that the model wrote and that waits for the answer: its
+arguments are values already. The answer to such calls may hold results only, and that is all that is ever written here.
+That goes back as it came. `needs` or `depends_on` beside a call are ids of other calls, which the provider does not
+know and does not get back.
+
 Not here: how a refused argument is worded (arguments).
 """
 
@@ -18,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from towerman.adapters.reading import (
+    NEEDS,
     Fields,
     argument_value,
+    beside,
     described,
     fields_of,
     identifier,
@@ -51,7 +58,7 @@ FOREIGN_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,4096}")
 CUT: Final = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
 """Stop reasons after which the last call may be incomplete."""
 
-_WRITTEN_ANEW: Final = frozenset({"type", "id", "name", "input"})
+_WRITTEN_ANEW: Final = frozenset({"type", "id", "name", "input", *NEEDS})
 _NOT_IN_A_TEXT: Final = frozenset({"parsed_output"})
 
 
@@ -98,11 +105,14 @@ def _read(blocks: Sequence[object], place: str, truncated: bool = False, respons
             name = block.get("name")
             arguments = block.get("input")
             own = block.get("id")
+            needs, caller = beside(block) if len(block) > 4 else ((), "")
             calls.append(
                 Call(
                     name if type(name) is str else tool_name(name),
                     arguments if type(arguments) is dict else argument_value(arguments),
                     own if type(own) is str else identifier(own),
+                    needs,
+                    caller=caller,
                 )
             )
         elif not isinstance(kind, str):

@@ -35,7 +35,7 @@ from towerman.adapters.writing import check_pairing, clean_text, export_ids, pla
 from towerman.calls import Batch, Call, IfFailed, Result
 from towerman.errors import InputError, PolicyError
 
-CALL_KEYS: Final = ("tool", "name", "arguments", "id", "needs", "depends_on", "idempotency_key", "if_failed")
+CALL_KEYS: Final = ("tool", "name", "arguments", "id", "needs", "depends_on", "idempotency_key", "if_failed", "caller")
 """The keys of a call; `name` says the same as `tool`, and `depends_on` the same as `needs`."""
 
 RESULT_KEYS: Final = (
@@ -87,11 +87,23 @@ def decode(data: object) -> Batch:
             raise InputError(f"{place}: a list is wanted, got {described(value[place])}")
     else:
         items = value
-    calls = tuple(
+    return Batch(read_calls(items, place), "towerman", plan=place == "plan")
+
+
+def read_calls(items: Sequence[object], place: str) -> tuple[Call, ...]:
+    """The calls of a list.
+
+    Args:
+        items: `Call` objects or dicts.
+        place: where the list stands, for messages.
+
+    Raises:
+        InputError: one of them is neither; the message names the place and the fix.
+    """
+    return tuple(
         item if type(item) is Call and _is_sound(item) else _call(item, f"{place}[{index}]")
         for index, item in enumerate(items)
     )
-    return Batch(calls, "towerman", plan=place == "plan")
 
 
 def checked_batch(batch: Batch) -> Batch:
@@ -119,13 +131,15 @@ def _is_sound(call: Call) -> bool:
         and type(call.arguments) in (dict, str)
         and type(call.needs) is tuple
         and not call.needs
+        and not call.caller
         and (key is None or type(key) is str)
     )
 
 
 def _call(item: object, place: str) -> Call:
     if isinstance(item, Call):
-        return _checked(item.tool, item.arguments, item.id, item.needs, item.idempotency_key, item.if_failed, place)
+        one = _checked(item.tool, item.arguments, item.id, item.needs, item.idempotency_key, item.if_failed, place)
+        return replace(one, caller=_key(item.caller, f"{place}.caller") or "") if item.caller else one
     fields = fields_of(item)
     if fields is None:
         raise InputError(f"{place}: a Call or a dict is wanted, got {described(item)}")
@@ -133,7 +147,7 @@ def _call(item: object, place: str) -> Call:
         _refuse_key(fields, place)
     if "tool" not in fields and "name" not in fields:
         raise InputError(f"{place}.tool: missing; name the tool to call")
-    return _checked(
+    one = _checked(
         _either(fields, "tool", "name", place),
         fields.get("arguments"),
         fields.get("id"),
@@ -142,6 +156,8 @@ def _call(item: object, place: str) -> Call:
         fields.get("if_failed"),
         place,
     )
+    caller = fields.get("caller")
+    return replace(one, caller=_key(caller, f"{place}.caller") or "") if caller else one
 
 
 def _checked(
@@ -271,6 +287,8 @@ def _written(call: Call, own: str) -> dict[str, object]:
         out["needs"] = [clean_text(need) for need in call.needs]
     if call.if_failed != "skip":
         out["if_failed"] = call.if_failed
+    if call.caller:
+        out["caller"] = clean_text(call.caller)
     if call.idempotency_key is not None:
         out["idempotency_key"] = clean_text(call.idempotency_key)
     return out

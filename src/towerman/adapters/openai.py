@@ -8,7 +8,9 @@ House rules. The text of the arguments is not read here. A tool call that is odd
 own) is still a call, so that it is answered in its place and its siblings run. Only a response without a place for
 calls is refused.
 
-A call of a custom tool carries free text: it becomes the one argument `input`.
+A call of a custom tool carries free text: it becomes the one argument `input`. Beside a call may stand `needs` or
+`depends_on`, ids of other calls, which no provider knows and none gets back, and `caller`: then code made it, not the
+model, and that goes back as it came.
 
 Not here: the legacy `function_call`, which has no id to answer, and the Responses API.
 """
@@ -21,8 +23,10 @@ from operator import is_not
 from typing import Final
 
 from towerman.adapters.reading import (
+    NEEDS,
     Fields,
     argument_value,
+    beside,
     described,
     fields_of,
     identifier,
@@ -55,8 +59,8 @@ CUT: Final = frozenset({"length", "content_filter"})
 _NOT_IN_A_MESSAGE: Final = frozenset(
     {"role", "content", "tool_calls", "annotations", "audio", "function_call", "parsed"}
 )
-_NOT_IN_A_CALL: Final = frozenset({"id", "type", "function", "custom", "index"})
-_NOT_IN_A_FUNCTION: Final = frozenset({"name", "arguments", "parsed_arguments"})
+_NOT_IN_A_CALL: Final = frozenset({"id", "type", "function", "custom", "index", *NEEDS})
+_NOT_IN_A_FUNCTION: Final = frozenset({"name", "arguments", "parsed_arguments", *NEEDS})
 
 
 def decode(data: object) -> Batch:
@@ -143,6 +147,10 @@ def _call(item: Fields | None) -> Call:
     name = function.get("name")
     arguments = function.get("arguments")
     own = item.get("id")
+    if len(item) > 3 or len(function) > 2:
+        needs, caller = beside(item, function)
+        if needs or caller:
+            return Call(tool_name(name), argument_value(arguments), identifier(own), needs, caller=caller)
     return Call(
         name if type(name) is str else tool_name(name),
         arguments if type(arguments) is str else argument_value(arguments),
@@ -154,7 +162,9 @@ def _custom_call(item: Fields) -> Call:
     custom = fields_of(item.get("custom"))
     if custom is None:
         return Call("", "", identifier(item.get("id")))
-    return Call(tool_name(custom.get("name")), {"input": custom.get("input")}, identifier(item.get("id")))
+    needs, caller = beside(item, custom)
+    arguments = {"input": custom.get("input")}
+    return Call(tool_name(custom.get("name")), arguments, identifier(item.get("id")), needs, caller=caller)
 
 
 def encode(batch: Batch, results: Sequence[Result]) -> list[dict[str, object]]:

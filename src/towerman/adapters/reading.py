@@ -39,11 +39,15 @@ KNOWN: Final = frozenset(
         *("choices", "message", "delta", "tool_calls", "function_call", "function", "custom", "finish_reason"),
         *("content", "type", "role", "input", "stop_reason", "model", "object", "error"),
         *("messages", "output", "candidates", "stopReason"),
+        *("task", "args", "dep", "label", "value", "task_nodes", "task_links", "source", "target"),
     }
 )
 
 BLOCKS: Final = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
 BLOCK_ENDINGS: Final = ("_tool_use", "_tool_result")
+
+NEEDS: Final = ("needs", "depends_on")
+"""The names under which calls that come before may stand beside a provider's call."""
 
 LONGEST_INTEGER: Final = 4_300
 """Digits from which Python itself refuses to read a number."""
@@ -221,6 +225,34 @@ def tool_name(value: object) -> str:
     return plain_text(value) if isinstance(value, str) else ""
 
 
+def beside(*places: Fields) -> tuple[tuple[str, ...], str]:
+    """What stands beside a provider's call: the ids of calls that it needs, and what made it.
+
+    Providers know no needs; who puts `needs` or `depends_on` there means the same as in Towerman's own form. An id that
+    is none becomes one that no call has, so that the calls are refused, and not run without regard to it.
+
+    Args:
+        places: the objects in which it may stand, the nearest first.
+
+    Returns:
+        The ids, and for a call of code that the provider runs its kind and id; "" for a call of the model itself.
+    """
+    needs: tuple[str, ...] = ()
+    caller = ""
+    for fields in places:
+        wanted = next((fields[name] for name in NEEDS if fields.get(name) is not None), None)
+        if wanted is not None and not needs:
+            items = [wanted] if isinstance(wanted, str) else items_of(wanted)
+            needs = ("",) if items is None else tuple(map(identifier, items))
+        maker = fields_of(fields.get("caller")) if "caller" in fields else None
+        if maker is not None and not caller:
+            kind = tool_name(maker.get("type"))
+            own = identifier(maker.get("tool_id")) or identifier(maker.get("caller_id"))
+            if kind and kind != "direct":
+                caller = f"{kind}:{own}" if own else kind
+    return needs, caller
+
+
 def argument_value(value: object) -> Mapping[str, object] | str:
     """Arguments as they came: text or a mapping; "" where there are none; other things as JSON text, to be refused
     for that call by the arguments room."""
@@ -286,7 +318,7 @@ def _keep_text(value: object, place: str) -> None:
             if twice is not None:
                 raise InputError(f"{place}{'.' if place else ''}{twice}: this key stands twice; keep one")
         for key, inner in value.items():
-            if key in ("arguments", "input") and isinstance(inner, dict) and _falsified(inner):
+            if key in ("arguments", "input", "args") and isinstance(inner, dict) and _falsified(inner):
                 value[key] = _text(inner)
             else:
                 _keep_text(inner, f"{place}{'.' if place else ''}{key if key in KNOWN else '<other>'}")

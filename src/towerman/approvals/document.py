@@ -154,6 +154,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
                 "needs": list(call.needs),
                 "idempotency_key": call.idempotency_key,
                 "if_failed": call.if_failed,
+                "caller": call.caller,
             }
             for call in batch.calls
         ],
@@ -316,6 +317,7 @@ _CALL: Final[Mapping[str, Field]] = {
     "needs": _is_texts,
     "idempotency_key": _is_text_or_none,
     "if_failed": lambda value: value in ("skip", "run_anyway"),
+    "caller": _is_text,
 }
 
 _RESULT_FIELDS: Final[Mapping[str, Field]] = {

@@ -30,6 +30,7 @@ from towerman.arguments.identity import identity, mark
 from towerman.arguments.loading import frozen, load_arguments
 from towerman.arguments.schemas import checker_from_schema
 from towerman.arguments.signatures import checker_from_function
+from towerman.arguments.subschemas import parameters_of
 from towerman.arguments.telling import near_names
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "mark",
     "load_arguments",
     "near_names",
+    "parameters_of",
 ]

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, TypedDict, cast
-from urllib.parse import quote, unquote
 
 from towerman.arguments.contract import MAX_DEPTH, MAX_SCHEMA_BYTES, MAX_SCHEMA_STEPS, ArgumentsRefused, Checker
 from towerman.arguments.loading import copied, load
@@ -33,6 +31,7 @@ from towerman.arguments.subschemas import (
     steps_on,
     subschemas_of,
     target_of,
+    unquoted,
 )
 from towerman.arguments.telling import (
     MOST_COUNTED,
@@ -123,7 +122,9 @@ _COMPILED: Final[dict[bytes, Validator]] = {}
 
 def _compiled(schema: dict[str, object]) -> Validator:
     """The validator of a schema in plain JSON data; the same one for equal schemas."""
-    digest = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).digest()
+    from hashlib import sha256
+
+    digest = sha256(json.dumps(schema, sort_keys=True).encode()).digest()
     found = _COMPILED.get(digest)
     if found is not None:
         return found
@@ -226,6 +227,8 @@ class _SchemaChecker:
 
             if self._registry is None:
                 self._registry = jsonschema_rs.Registry([(_ITSELF, self._root)])
+            from urllib.parse import quote
+
             reference = {"$ref": f"{_ITSELF}#{quote(pointer[1:])}"}
             validator = jsonschema_rs.validator_for(reference, registry=self._registry, **_options())
             self._parts_of[pointer] = validator
@@ -258,7 +261,7 @@ class _SchemaChecker:
         """What stands in for a node: behind its reference, in allOf, or the only branch of the value's kind."""
         reference = node.get("$ref")
         if isinstance(reference, str):
-            yield "#" + unquote(reference[1:]), pointed_to(self._root, reference), value, place
+            yield "#" + unquoted(reference[1:]), pointed_to(self._root, reference), value, place
         for below, sub in subschemas_of(node, ("allOf",)):
             yield pointer + below, sub, value, place
         kind = "object" if isinstance(value, dict) else "array" if isinstance(value, list) else None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, cast
-from urllib.parse import unquote
 
 from towerman.arguments.contract import MAX_DEPTH, MAX_SCHEMA_STEPS
 
@@ -25,10 +24,19 @@ def as_list(value: object) -> Sequence[object]:
     return cast(Sequence[object], value) if isinstance(value, list) else ()
 
 
+def unquoted(pointer: str) -> str:
+    """A pointer in a URI fragment without its percent signs."""
+    if "%" not in pointer:
+        return pointer
+    from urllib.parse import unquote
+
+    return unquote(pointer)
+
+
 def pointed_to(root: object, reference: str) -> object:
     """What a reference of the form #/a/b points to; None when there is nothing."""
     node = root if reference[1:2] in ("", "/") else None
-    for step in unquote(reference).split("/")[1:]:
+    for step in unquoted(reference).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(step)
@@ -46,7 +54,7 @@ def followed(root: object, node: object, pointer: str) -> tuple[str, Mapping[str
         reference = found.get("$ref")
         only = as_list(found.get("allOf"))
         if isinstance(reference, str):
-            pointer, node = "#" + unquote(reference[1:]), pointed_to(root, reference)
+            pointer, node = "#" + unquoted(reference[1:]), pointed_to(root, reference)
         elif len(only) == 1 and "type" not in found:
             pointer, node = f"{pointer}/allOf/0", only[0]
         else:
@@ -153,3 +161,25 @@ def depth_limit(root: Mapping[str, object]) -> int:
     if steps_on(root, {}, MAX_DEPTH) <= MAX_SCHEMA_STEPS or steps_on(root, {}, None) > MAX_SCHEMA_STEPS:
         return MAX_DEPTH
     return next(depth for depth in range(1, MAX_DEPTH) if steps_on(root, {}, depth + 1) > MAX_SCHEMA_STEPS)
+
+
+def parameters_of(schema: Mapping[str, object]) -> dict[str, bool]:
+    """The names of the arguments in the order of the schema, and whether each takes a list and nothing else.
+
+    Args:
+        schema: of an object.
+    """
+    properties = as_mapping(schema.get("properties"))
+    return {name: _is_list(schema, part, MAX_DEPTH) for name, part in properties.items()}
+
+
+def _is_list(root: object, node: object, levels: int) -> bool:
+    """Whether a part of a schema describes lists only; it may allow null besides."""
+    part = resolve(root, node)
+    if "type" in part:
+        kinds = part["type"] if isinstance(part["type"], list) else [part["type"]]
+        return "array" in kinds and all(kind in ("array", "null") for kind in kinds)
+    options = [
+        each for each in as_list(part.get("anyOf") or part.get("oneOf")) if as_mapping(each).get("type") != "null"
+    ]
+    return bool(options) and levels > 0 and all(_is_list(root, each, levels - 1) for each in options)

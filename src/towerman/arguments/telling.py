@@ -8,7 +8,6 @@ Not here: what is wrong (signatures, schemas).
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -169,7 +168,9 @@ def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
     if not wanted:
         return []
     scores: list[tuple[float, str]] = []
-    matcher = difflib.SequenceMatcher(autojunk=False)
+    from difflib import SequenceMatcher
+
+    matcher: SequenceMatcher[str] = SequenceMatcher(autojunk=False)
     matcher.set_seq2(wanted)
     for count, candidate in enumerate(sorted(set(known))):
         key = _key(candidate)

@@ -60,7 +60,7 @@ _EXIT_CODES = (
 _CallsOrNone = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CALLS]", help="A file with the calls as JSON, or - for stdin; with --resume it may be left out."
+        metavar="[CALLS]", help="A file with the calls or the plan, or - for stdin; with --resume it may be left out."
     ),
 ]
 _Resume = Annotated[
@@ -71,7 +71,6 @@ _BatchName = Annotated[
     str | None,
     typer.Option("--batch-id", metavar="NAME", help="With --resume: which batch, where the run has several."),
 ]
-_Calls = Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls as JSON, or - for stdin.")]
 _Tools = Annotated[
     str,
     typer.Option(
@@ -84,7 +83,13 @@ _Config = Annotated[
     Path | None, typer.Option("--config", metavar="F", help="The towerman.toml that the tower reads when it is made.")
 ]
 _Form = Annotated[
-    Format | None, typer.Option("--format", help="The form of the calls; found out when it is not given.")
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORM",
+        help="The form of the calls (openai, anthropic, towerman) or of the plan (llmcompiler, rewoo, taskbench, "
+        "hugginggpt, nestful, worfbench:TOOL); found out when it is not given.",
+    ),
 ]
 
 
@@ -230,10 +235,11 @@ def run(
 ) -> int:
     """Run a batch of your own against your own tools.
 
-    CALLS are a provider's response, its message, or a list of calls. On a terminal there is a live table, then the
-    timeline and the results. Otherwise, and with --json, stdout gets the messages for the provider as JSON and
-    nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the program, the results so
-    far are printed all the same: every call has one. A tool that ends the program gives the exit code, but never 0.
+    CALLS are a provider's response, its message, a list of calls, or a plan as planners write it. On a terminal there
+    is a live table, then the timeline and the results. Otherwise, and with --json, stdout gets the messages for the
+    provider as JSON and nothing else; what the tools print goes to stderr. After Ctrl-C, or when a tool ends the
+    program, the results so far are printed all the same: every call has one. A tool that ends the program gives the
+    exit code, but never 0.
 
     Calls that need a person's approval are asked about on the terminal once all others are done. Where there is no
     terminal they do not run; with --state the batch is written to that file, arguments and results with it, for
@@ -244,27 +250,19 @@ def run(
     listed by towerman journal unknown, and the rest runs. Of a run that has ended it prints the results again.
     """
     from towerman.cli import resuming
-    from towerman.cli.load import load_tower, read_batch, shown
+    from towerman.cli.load import load_tower, read_given, shown
     from towerman.cli.pictures import check_place, write_timeline
-    from towerman.cli.show import ForPeople, ForPrograms, stdout_for_json
+    from towerman.cli.show import ForPeople, ForPrograms
 
     _check_resume(calls, resume, batch_id, run_id)
     with ExitStack() as stack:
         check_place("--timeline", timeline)
-        given = None if calls is None else read_batch(calls, None if format is None else format.value)
-        for_program = as_json or not sys.stdout.isatty()
-        if resume is None:
-            tower, kept = None, None
-            assert given is not None, "it was looked at"
-            batch = given
-        else:
-            with stdout_for_json():
-                tower = load_tower(tools, config)
-            kept = resuming.find(resuming.journal_of(tower, tools), resume, batch_id)
-            batch = resuming.read(tower, resuming.journal_of(tower, tools), kept, given)
-        face: ForPeople | ForPrograms = ForPrograms() if for_program else ForPeople(batch)
-        stack.enter_context(face)
-        tower = tower or load_tower(tools, config)
+        given = None if calls is None else read_given(calls, format)
+        # What tools print while they are loaded must not get among what a program reads.
+        for_program = stack.enter_context(ForPrograms()) if as_json or not sys.stdout.isatty() else None
+        tower = load_tower(tools, config)
+        batch, kept = resuming.meant(tower, tools, None if given is None else given.for_tower(tower), resume, batch_id)
+        face = ForPeople(batch) if for_program is None else for_program
         recorders = _recorders(stack, trace)
         run_id, batch = resuming.named(tower, tools, batch, kept, run_id)
         from towerman.cli.work import perform
@@ -348,15 +346,16 @@ def explain(
     unknown, at work, not begun.
     """
     from towerman.cli import resuming
-    from towerman.cli.load import load_tower, read_batch
+    from towerman.cli.load import load_tower, read_given
     from towerman.cli.pictures import write_picture
     from towerman.cli.show import print_explanation, stdout_for_json, write_json
 
     _check_resume(calls, resume, batch_id)
     with stdout_for_json() as out:
-        given = None if calls is None else read_batch(calls, None if format is None else format.value)
+        given = None if calls is None else read_given(calls, format)
         tower = load_tower(tools, config)
-        told = resuming.explained(tower, tools, given, resume, batch_id)
+        batch, kept = resuming.meant(tower, tools, None if given is None else given.for_tower(tower), resume, batch_id)
+        told = resuming.explained(tower, batch, kept)
         if graph is not None:
             write_picture("--graph", graph, told.to_svg())
         if as_json:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -56,6 +57,69 @@ def read_text(name: str) -> str:
         raise Wrong(f"{shown(name)}: not UTF-8 text (byte {error.start + 1})") from None
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a file holds: calls, or a plan that is read with the tower's tools in view.
+
+    Args:
+        name: of the file.
+        batch: the calls; None for a planner's plan.
+        plan: the text of the plan.
+        form: the form of the plan.
+    """
+
+    name: str
+    batch: Batch | None = None
+    plan: str = ""
+    form: str = ""
+
+    def for_tower(self, tower: Tower) -> Batch:
+        """The batch that it is for this tower.
+
+        Raises:
+            Wrong: it is no plan in its form.
+        """
+        if self.batch is not None:
+            return self.batch
+        from towerman.forms import read_plan
+
+        try:
+            return read_plan(self.plan, self.form, tower._core.parameters_of)
+        except InputError as problem:
+            raise Wrong(f"{shown(self.name)}: {problem}") from None
+
+
+def read_given(name: str, format: str | None) -> Given:
+    """The calls or the plan in a file, or in stdin for `-`.
+
+    Args:
+        name: a path, or `-`.
+        format: the form; None to find out.
+
+    Raises:
+        Wrong: it cannot be read, or is neither in that form; or there is no such form.
+    """
+    from towerman.adapters import FORMATS
+    from towerman.forms import FORMS, find_form, is_form
+
+    if format in FORMATS:
+        return Given(name, read_batch(name, format))
+    if format is not None and not is_form(format):
+        known = ", ".join((*FORMATS, *FORMS))
+        raise Wrong(f"--format {format[:32]!r}: no such form; known are {known}, and worfbench:TOOL")
+    text = read_text(name)
+    if format is None and text.strip():
+        try:
+            format = find_form(text)
+        except InputError as problem:
+            raise Wrong(f"{shown(name)}: {problem}") from None
+        if format is None and text.lstrip()[:1] not in ("{", "["):
+            raise Wrong(f"{shown(name)}: neither JSON nor a plan in a known form; --format says in which it is written")
+    if format is None or format in FORMATS:
+        return Given(name, _batch_of(name, text, None))
+    return Given(name, plan=text, form=format)
+
+
 def read_batch(name: str, format: str | None) -> Batch:
     """The calls in a file, or in stdin for `-`.
 
@@ -66,9 +130,12 @@ def read_batch(name: str, format: str | None) -> Batch:
     Raises:
         Wrong: it cannot be read, or is no batch of calls in that form.
     """
+    return _batch_of(name, read_text(name), format)
+
+
+def _batch_of(name: str, text: str, format: str | None) -> Batch:
     from towerman.adapters import decode
 
-    text = read_text(name)
     if not text.strip():
         raise Wrong(f"{shown(name)}: it is empty; an empty batch is []")
     try:

@@ -169,18 +169,34 @@ def named(
     return run_id, replace(batch, batch_id=NAME)
 
 
-def explained(tower: Tower, tools: str, given: Batch | None, run_id: str | None, name: str | None) -> Explanation:
-    """What a batch would do; of one that was begun before, also how each of its calls stands.
+def meant(
+    tower: Tower, tools: str, given: Batch | None, run_id: str | None, name: str | None
+) -> tuple[Batch, KeptBatch | None]:
+    """The batch that is meant, and what the journal knows of it where it was begun before.
+
+    Args:
+        tower: whose journal it is.
+        tools: how it is named on the command line.
+        given: the calls that were handed in.
+        run_id: of the run that is gone on with; None: it begins here.
+        name: what the batch is called by, where its run has several.
 
     Raises:
         Wrong: there is no such run, or its calls are not known.
     """
     if run_id is None:
         assert given is not None, "the words were looked at"
-        return tower.explain(given)
+        return given, None
     journal = journal_of(tower, tools)
     kept = find(journal, run_id, name)
-    batch = read(tower, journal, kept, given)
+    return read(tower, journal, kept, given), kept
+
+
+def explained(tower: Tower, batch: Batch, kept: KeptBatch | None) -> Explanation:
+    """What a batch would do; of one that was begun before, also how each of its calls stands."""
+    journal = tower.journal
+    if kept is None or journal is None:
+        return tower.explain(batch)
     known = _ask(journal.means())
     tower._core.remember(known)
     return tower.explain(batch, tenant=kept.tenant).with_states(states(tower, journal, kept, batch))

@@ -18,7 +18,7 @@ arguments, and shows none; keys are compared and never shown.
 Not here: which holds a call has (access), what may run now of that which is ready (gate), what planners write (forms).
 """
 
-from towerman.plan.following import EACH
+from towerman.plan.following import AGREED, EACH, copied
 from towerman.plan.graph import Plan
 from towerman.plan.groups import Group
 from towerman.plan.needs import PlanRefused, resolve_needs
@@ -28,6 +28,7 @@ from towerman.plan.references import (
     Reference,
     UnresolvedReference,
     escape,
+    escape_key,
     escape_text,
     read_references,
     whole_value,
@@ -35,6 +36,7 @@ from towerman.plan.references import (
 )
 
 __all__ = [
+    "AGREED",
     "EACH",
     "Bound",
     "Group",
@@ -43,7 +45,9 @@ __all__ = [
     "PlanRefused",
     "Reference",
     "UnresolvedReference",
+    "copied",
     "escape",
+    "escape_key",
     "escape_text",
     "read_references",
     "resolve_needs",

@@ -21,11 +21,15 @@ EACH: Final = -1
 """The segment of a path that stands for every member of a list; an index is never below 0. Of what is no list it is
 that thing itself."""
 
+AGREED: Final = -2
+"""The segment that stands for what all members of a list lead to, where that is the same; of what is no list it is that
+thing itself."""
+
 MAX_PASTED: Final = 1 << 24
 """Most bytes of one result that are pasted into a text."""
 
 Path: TypeAlias = tuple[str | int, ...]
-"""Names, indexes and `EACH`, from the outside in."""
+"""Names, indexes, `EACH` and `AGREED`, from the outside in."""
 
 _ATOMS: Final = frozenset({str, int, float, bool, type(None)})
 _LARGEST: Final = 1 << 40  # no bound in practice: what is handed on whole is bounded where results are made
@@ -55,11 +59,12 @@ class Follower:
         Raises:
             CannotFollow: it leads nowhere.
         """
-        # Behind an EACH there are many ends. `shapes` says for each of them how many came of it (-1: it was no list).
+        # Behind an EACH there are many ends. `shapes` says for each of them how many came of it (-1: it was no list),
+        # and at which place of the path they have to agree (0: they need not).
         ends = [value]
-        shapes: list[list[int]] = []
+        shapes: list[tuple[list[int], int]] = []
         for place, segment in enumerate(path, 1):
-            if segment == EACH and type(segment) is int:
+            if type(segment) is int and segment < 0:
                 shape: list[int] = []
                 inner: list[object] = []
                 for end in ends:
@@ -70,13 +75,15 @@ class Follower:
                     else:
                         shape.append(len(members))
                         inner += members
-                shapes.append(shape)
+                shapes.append((shape, place if segment == AGREED else 0))
                 ends = inner
             else:
                 ends = [self._step(end, segment, place) for end in ends]
-        for shape in reversed(shapes):
+        for shape, agreed in reversed(shapes):
             left = iter(ends)
-            ends = [next(left) if count < 0 else [next(left) for _ in range(count)] for count in shape]
+            ends = [
+                next(left) if count < 0 else _members([next(left) for _ in range(count)], agreed) for count in shape
+            ]
         return ends[0]
 
     def _step(self, value: object, segment: str | int, place: int) -> object:
@@ -123,6 +130,21 @@ class Follower:
                 found = _document(found)
             self._read[id(value)] = found
         return found
+
+
+def _members(found: list[object], agreed: int) -> object:
+    """What the members of a list lead to: all of it, or, where they have to agree, that of one of them."""
+    if not agreed:
+        return found
+    if not found:
+        _lost(agreed, "is to be the same of every member, and the result has an empty list there")
+    first = found[0]
+    kind = type(first)
+    known = first if kind in _ATOMS else pasted(first)
+    for other in found[1:]:
+        if type(other) is not kind or (other if kind in _ATOMS else pasted(other)) != known:
+            _lost(agreed, "is to be the same of every member of a list, and they differ; name one by its index")
+    return first
 
 
 def _index(segment: str | int) -> int | None:

@@ -260,15 +260,17 @@ def _unknown(ids: Sequence[str], misses: Sequence[Miss], *, numbered: bool = Fal
     folded = {name[:ID_CHARACTERS].casefold(): name for name in reversed(ids[start : start + _NEAR]) if name}
     near = [folded[match] for match in get_close_matches(wanted[:ID_CHARACTERS].casefold(), folded)]
     known = list(dict.fromkeys(name for name in ids if name))
-    if numbered and known:
-        hint = f"the numbers of this plan go from {_quoted(known[0])} to {_quoted(known[-1])}"
+    numbers = [name for name in known if name[-1].isdigit()] if numbered else []
+    if numbers:
+        first, last = (choose(numbers, key=_in_order) for choose in (min, max))
+        hint = f"the numbers of this plan go from {_quoted(first)} to {_quoted(last)}"
     elif near:
         hint = f"near {_quoted(wanted) if shown else 'it'} come {_listed(near)}"
     elif known:
         hint = f"the ids of this batch are {_listed(known[:_SHOWN])}{' ...' if len(known) > _SHOWN else ''}"
     else:
         hint = "no call of this batch has an id"
-    if any(not miss.shown for miss in misses):
+    if not numbered and any(not miss.shown for miss in misses):
         hint += "; for a '$' that is no reference write '$$'"
     told = ", ".join(f"{named(ids, miss.who)} {miss.told}" for miss in misses[:_SHOWN])
     more = len(misses) - _SHOWN
@@ -277,6 +279,10 @@ def _unknown(ids: Sequence[str], misses: Sequence[Miss], *, numbered: bool = Fal
     if numbered:
         return PlanRefused("bad_reference", members, f"{told}: out of range, there is no such step; {hint}")
     return PlanRefused("unknown_dependency", members, f"{told}: no call of this batch has that id; {hint}")
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    return len(name), name
 
 
 def _forward(ids: Sequence[str], forward: Mapping[int, int]) -> PlanRefused:

@@ -12,6 +12,7 @@ The syntax. `a` is a step's id, compared exactly; of several that fit, the longe
     a#/items/0/id         a JSON pointer (RFC 6901; `~1` is a `/`, `~0` a `~`)
     a.items[0].id         names and indexes; `["a.b"]`, a JSON string, for a name with other characters
     a[*].id               of every member of a list; of what is no list, of that itself
+    a[=].id               the same, where all members have to agree: that one value, and no list
 
 `$$` is a `$`. A key of two or more `$` and `ref` loses one of them, so `$$ref` is a key `$ref`. A `$` before anything
 else is itself: prices stay prices. Keys are not searched for references.
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, cast
 
 from towerman.errors import TowermanError
-from towerman.plan.following import EACH, CannotFollow, Follower, Path, copied, pasted
+from towerman.plan.following import AGREED, EACH, CannotFollow, Follower, Path, copied, pasted
 from towerman.plan.needs import Miss, PlanRefused, index_ids, merge_needs, named
 
 _MARK: Final = re.compile(r"\$\$|\$\{([^}]*)\}|\$\{")
@@ -39,7 +40,9 @@ _MEANT: Final = re.compile(r"\$(?=[${])")
 _KEY: Final = re.compile(r"\$+ref")
 _HEAD: Final = re.compile(r"[^.\[#]*")
 _SEPARATOR: Final = re.compile(r"[.\[#]")
-_SEGMENT: Final = re.compile(r'\.([^.\[\]#]+)|\[(0|[1-9][0-9]{0,17})\]|\[(\*)\]|\[(?=")')
+_SEGMENT: Final = re.compile(r'\.([^.\[\]#]+)|\[(0|[1-9][0-9]{0,17})\]|\[([*=])\]|\[(?=")')
+_SIGNS: Final = {EACH: "[*]", AGREED: "[=]"}
+_NOT_BARE: Final = re.compile(r"[.\[\]#{}$]")
 _TILDE: Final = re.compile(r"~(?![01])")
 _STRING: Final = json.JSONDecoder().raw_decode
 _WORD: Final = 32  # characters of a key that a message shows
@@ -53,7 +56,8 @@ class Reference:
 
     Args:
         step: index of the step whose result is meant.
-        path: where in that result: names, indexes, and `EACH` for every member of a list; empty for the whole.
+        path: where in that result: names, indexes, `EACH` for every member of a list, `AGREED` for what is the same of
+            all of them; empty for the whole.
     """
 
     step: int
@@ -231,7 +235,7 @@ def escape(value: object) -> object:
     Args:
         value: plain JSON data; a copy is returned.
     """
-    return copied(value, escape_text, _escape_key)
+    return copied(value, escape_text, escape_key)
 
 
 def escape_text(text: str, *, whole: bool = True) -> str:
@@ -246,7 +250,8 @@ def escape_text(text: str, *, whole: bool = True) -> str:
     return _MEANT.sub("$$", text) if whole else text.replace("$", "$$")
 
 
-def _escape_key(key: str) -> str:
+def escape_key(key: str) -> str:
+    """Write a key so that it is read as it is."""
     return f"${key}" if _KEY.fullmatch(key) else key
 
 
@@ -255,16 +260,19 @@ def written(step: str, path: Path) -> str:
 
     Args:
         step: the step's id.
-        path: names, indexes and `EACH`.
+        path: names, indexes, `EACH` and `AGREED`.
     """
     parts = [step]
     for segment in path:
         if type(segment) is int:
-            parts.append("[*]" if segment == EACH else f"[{segment}]")
+            parts.append(_SIGNS.get(segment) or f"[{segment}]")
         else:
             name = cast(str, segment)
-            quoted = json.dumps(name).replace("}", "\\u007d")
-            parts.append(f".{name}" if name and not re.search(r"[.\[\]#{}$]", name) else f"[{quoted}]")
+            if name and not _NOT_BARE.search(name):
+                parts.append(f".{name}")
+            else:
+                quoted = json.dumps(name).replace("}", "\\u007d")
+                parts.append(f"[{quoted}]")
     return "".join(parts)
 
 
@@ -578,14 +586,16 @@ def _segments(text: str, place: int) -> list[str | int]:
     while place < len(text):
         match = _SEGMENT.match(text, place)
         if match is None:
-            raise _Bad("a path is made of '.name', '[0]', '[*]' and '[\"name\"]', or is a JSON pointer behind '#'")
+            raise _Bad(
+                "a path is made of '.name', '[0]', '[*]', '[=]' and '[\"name\"]', or is a JSON pointer behind '#'"
+            )
         place = match.end()
         if match[1] is not None:
             found.append(match[1])
         elif match[2] is not None:
             found.append(int(match[2]))
         elif match[3] is not None:
-            found.append(EACH)
+            found.append(EACH if match[3] == "*" else AGREED)
         else:
             try:
                 name, place = _STRING(text, place)

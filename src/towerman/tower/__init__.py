@@ -5,25 +5,6 @@ Four files, each standing on those before it: `statistics` is numbers at one ins
 """
 
 from towerman.tower.run import Run
-from towerman.tower.statistics import (
-    ApprovalStatistics,
-    BreakerStatistics,
-    BudgetStatistics,
-    JournalStatistics,
-    PoolStatistics,
-    RateStatistics,
-    Statistics,
-)
 from towerman.tower.tower import Tower
 
-__all__ = [
-    "ApprovalStatistics",
-    "BreakerStatistics",
-    "BudgetStatistics",
-    "JournalStatistics",
-    "PoolStatistics",
-    "RateStatistics",
-    "Run",
-    "Statistics",
-    "Tower",
-]
+__all__ = ["Run", "Tower"]

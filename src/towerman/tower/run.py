@@ -100,10 +100,11 @@ class Run:
         Args:
             calls: a provider's response or message (SDK object, mapping or JSON text), or a list of `Call` or mappings.
             plan: True: the calls are a plan, in whose arguments references to results of others are read
-                (`{"$ref": "a#/path"}`, `${a.path}`); or a plan itself (`{"plan": [...]}`), without `calls`, which may
-                stand as `calls`, too. A plan that cannot be followed runs nothing: each of
-                its calls is answered with the reason. A plan is not cut at `max_calls_per_batch`.
-            format: the form it has; None: found out.
+                (`{"$ref": "a#/path"}`, `${a.path}`), or the text or data of a planner; or such a plan itself, without
+                `calls`. A document `{"plan": [...]}` is a plan by itself. A plan that cannot be followed runs nothing:
+                each of its calls is answered with the reason. A plan is not cut at `max_calls_per_batch`.
+            format: the form it has: a provider's format, or a planner's form, which is always a plan (`llmcompiler`,
+                `rewoo`, `taskbench`, `hugginggpt`, `nestful`, `worfbench`, `worfbench:tool`); None: found out.
             batch_id: what you call the batch by. With a journal, a batch that is handed in again under the same id, in
                 a run of the same id, is answered and not run again; not given: the provider's id of the response
                 counts.
@@ -114,7 +115,7 @@ class Run:
             The results. No calls: an empty batch.
 
         Raises:
-            InputError: it is no batch of calls in any known form; nothing was run.
+            InputError: it is no batch of calls or plan in any known form, with the line or the place; nothing was run.
             PolicyError: `on_result` is no plain function, or `batch_id` no short text; nothing was run.
             asyncio.CancelledError: the caller was cancelled. The batch was sealed first, which takes at most the
                 tower's `grace`; its results are in `last_batch`.
@@ -124,7 +125,7 @@ class Run:
             _check_hook(on_result)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = read_calls(calls, plan, format)
+        batch = read_calls(calls, plan, format, self._tower._core)
         if batch_id is not None:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
@@ -157,7 +158,7 @@ class Run:
         check_deferring("submit: ", self._tower._core.journal)
         if batch_id is not None:
             _check_batch_id(batch_id)
-        batch = replace(read_calls(calls, None, format), batch_id=batch_id)
+        batch = replace(read_calls(calls, None, format, self._tower._core), batch_id=batch_id)
 
         def every(work: Work) -> None:
             work.deferral = Deferral(every=True)
@@ -364,40 +365,51 @@ class Run:
         return f"Run({self.run_id!r}, {state}, {len(self._state.works)} batches at work)"
 
 
-def read_calls(calls: object, plan: object, format: str | None) -> Batch:
+def read_calls(calls: object, plan: object, format: str | None, core: Core) -> Batch:
     """What was handed in, as a batch.
 
     Args:
         calls: in any known form.
         plan: None or False; True: the calls are a plan; or a plan.
         format: the form; None: found out.
+        core: knows the tools.
 
     Raises:
-        PolicyError: calls and another plan were given.
-        InputError: it has no known form; the message names the place and the fix.
+        PolicyError: calls and another plan were given, or an unknown format.
+        InputError: it has no known form; the message names the line or the place, and the fix.
     """
     if plan is None or plan is False:
-        if format is None and isinstance(calls, list) and all(type(call) is Call and _is_plain(call) for call in calls):
+        if format is None and isinstance(calls, list) and _are_plain(calls):
             return Batch(tuple(calls))
         from towerman import adapters
 
-        return adapters.decode(calls, format)
-    if plan is not True and calls is not None:
+        given: object = format
+        if not isinstance(given, str) or given in adapters.FORMATS:
+            return adapters.decode(calls, format)
+        if plan is False:
+            raise PolicyError(f"plan: False, and no batch is written in the format {given[:32]!r}")
+    elif plan is not True and calls is not None:
         raise PolicyError("plan: True for calls that are a plan, or the plan itself and no calls; both were given")
-    from towerman import adapters
+    from towerman.forms import read_plan
 
-    return replace(adapters.decode(calls if plan is True else plan, format), plan=True)
+    return read_plan(calls if plan is None or plan is True else plan, format, core.parameters_of)
 
 
-def _is_plain(call: Call) -> bool:
-    """A call whose fields have the types they are declared with, and that needs no other: the usual one."""
-    fields: tuple[object, ...] = (call.tool, call.id, "" if call.idempotency_key is None else call.idempotency_key)
-    return (
-        type(call.needs) is tuple
-        and not call.needs
-        and type(call.arguments) in (dict, str)
-        and all(type(one) is str for one in fields)
-    )
+def _are_plain(calls: list[Call]) -> bool:
+    """Calls whose fields have the types they are declared with, and that need no other: the usual ones."""
+    for call in calls:  # a batch may have 10,000: neither a function nor a generator for each
+        if (
+            type(call) is not Call
+            or type(call.tool) is not str
+            or type(call.id) is not str
+            or type(call.arguments) not in (dict, str)
+            or type(call.needs) is not tuple
+            or call.needs
+            or call.caller
+            or not (call.idempotency_key is None or type(call.idempotency_key) is str)
+        ):
+            return False
+    return True
 
 
 def _check_batch_id(batch_id: object) -> None:

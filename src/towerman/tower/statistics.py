@@ -1,12 +1,23 @@
 """What a tower looks like at one instant, in numbers.
 
-Not here: counting (work, gate, ledger), reading the counts (tower).
+Imported when somebody first asks for it. Not here: counting (work, gate, ledger).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from towerman.budgets import number
+from towerman.policy import told_rate
+from towerman.rates import MICRO, NEVER, micros
+
+if TYPE_CHECKING:
+    from towerman.core import Core
+    from towerman.journal import Journal
+    from towerman.threads import Couriers
+    from towerman.trace import Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +238,129 @@ class Statistics:
     events_lost: int
     observer_failures: int
     journal: JournalStatistics | None
+
+
+def counted(
+    core: Core, journal: Journal | None, couriers: Couriers[Event], runs: int, shown: Callable[[str], str]
+) -> Statistics:
+    """What a core and those beside it have counted so far, at one instant.
+
+    Args:
+        core: whose gate, ledger and counters are read under its lock.
+        journal: where there is one.
+        couriers: who carries events to observers.
+        runs: how many are open.
+        shown: the name by which people know what the ledger knows by a key.
+    """
+    with core.lock:
+        queued = core.gate.queue_lengths()
+        gate = core.gate.statistics()
+        pools: dict[str, PoolStatistics] = {}
+        for key, pool in core.gate.ledger.pools.items():
+            name = _own(shown(key), key, pools)
+            pools[name] = PoolStatistics(
+                pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
+            )
+        rates, breakers = _timed(core, shown)
+        approvals = ApprovalStatistics(**core.approvals, open=core.asking)
+        budgets = _budgets(core, shown)
+        outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
+        stalls = dict(core.stalls)
+    kept = core.made_keeper.statistics() if core.made_keeper is not None else None
+    sent = couriers.statistics()
+    return Statistics(
+        pools=pools,
+        rates=rates,
+        breakers=breakers,
+        budgets=budgets,
+        runs=runs,
+        running=gate["running"],
+        waiting=gate["parked"],
+        behind=gate["behind"],
+        outcomes=outcomes,
+        rejections=codes,
+        orphans=core.orphans,
+        orphans_released=core.orphans_released,
+        approvals=approvals,
+        shared=core.shared,
+        retries=core.retries,
+        backing_off=core.backing_off,
+        late_results=core.late_results,
+        stalls=stalls,
+        stalled_seconds=core.stalled_seconds,
+        longest_stall=core.longest_stall,
+        promotions=gate["promotions"],
+        late_events=gate["late_events"],
+        threads=core.workers.statistics()["threads"],
+        result_bytes=core.told_bytes,
+        result_tokens=core.counter.of_total(core.told_bytes),
+        results_kept=kept.results if kept is not None else 0,
+        kept_bytes=kept.bytes if kept is not None else 0,
+        results_dropped=kept.dropped if kept is not None else 0,
+        results_unwritten=kept.unwritten if kept is not None else 0,
+        events_sent=sent["sent"],
+        events_pending=sent["pending"],
+        events_dropped=sent["dropped"],
+        events_lost=sent["lost"],
+        observer_failures=sent["failed"],
+        journal=None if journal is None else _journal(core, journal),
+    )
+
+
+def _own(name: str, key: str, others: Mapping[str, object]) -> str:
+    """A name that no other has: open runs may share an id."""
+    return f"{name} ({key.rpartition(':')[2]})" if name in others else name
+
+
+def _journal(core: Core, journal: Journal) -> JournalStatistics:
+    written = journal.statistics()
+    return JournalStatistics(
+        **core.filed,
+        waiting=written["queued"] + written["later"],
+        commits=written["commits"],
+        failures=written["failures"],
+        lost=written["given_up"] + written["unsealed"],
+    )
+
+
+def _timed(core: Core, shown: Callable[[str], str]) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
+    gate, ledger = core.gate, core.gate.ledger
+    if not ledger.timed:
+        return {}, {}
+    now = max(micros(core.now()), ledger.instant)
+    rates = {}
+    for key, meter in ledger.meters.items():
+        numbers = meter.pace.numbers
+        told = None if numbers is None else told_rate(*numbers)
+        left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
+        name = shown(key.removeprefix("rate:"))
+        rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
+    breakers = {}
+    for key, fuse in ledger.fuses.items():
+        circuit, name = fuse.circuit, shown(key.removeprefix("breaker:"))
+        state = circuit.state(now)
+        breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
+    return rates, breakers
+
+
+def _budgets(core: Core, shown: Callable[[str], str]) -> dict[str, BudgetStatistics]:
+    book = core.purse
+    if not core.budgeted:
+        return {}
+    book.at(micros(core.now()))
+    us = book.roll(book.accounts.values())
+    budgets: dict[str, BudgetStatistics] = {}
+    for key, account in book.accounts.items():
+        name = _own(shown(key) if account.scope == "run" else key, key, budgets)
+        per = account.per
+        budgets[name] = BudgetStatistics(
+            {unit: number(amount) for unit, amount in account.limits.items()},
+            {unit: number(amount) for unit, amount in account.spent.items()},
+            {unit: number(amount) for unit, amount in account.reserved.items()},
+            account.refused,
+            account.scope,
+            number(per) if isinstance(per, int) else per,
+            number(account.ends - us) if account.ends < NEVER else None,
+            max(0.0, number(account.until - us)) if account.until < NEVER else None,
+        )
+    return budgets

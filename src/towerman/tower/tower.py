@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, ParamSpec, Self, cast
 from weakref import WeakSet
 
-from towerman.budgets import number
 from towerman.clock import Clock, RealClock, instant_of
 from towerman.config import Config, Source, check_rules, settled
 from towerman.core import Core
@@ -50,23 +49,11 @@ from towerman.policy import (
     pools_of,
     seconds,
     shown,
-    told_rate,
     whole,
 )
-from towerman.rates import MICRO, micros
-from towerman.rates import NEVER as RATE_NEVER
 from towerman.threads import Couriers
 from towerman.tower.declaring import Declaring, Layers
 from towerman.tower.run import Run, read_calls
-from towerman.tower.statistics import (
-    ApprovalStatistics,
-    BreakerStatistics,
-    BudgetStatistics,
-    JournalStatistics,
-    PoolStatistics,
-    RateStatistics,
-    Statistics,
-)
 from towerman.trace import Event, Observer
 from towerman.work import BatchResult, RunState, Work
 
@@ -80,6 +67,7 @@ if TYPE_CHECKING:
     from towerman.pages import Page, ResultStore
     from towerman.report import ObserveReport, Tally
     from towerman.runner import Shells, SyncDoor
+    from towerman.tower.statistics import Statistics
     from towerman.watched import Watched
 
 P = ParamSpec("P")
@@ -477,7 +465,7 @@ class Tower(Declaring):
         """
         from towerman.explain import explain
 
-        batch = read_calls(calls, plan, format)
+        batch = read_calls(calls, plan, format, self._core)
         open_run = self._checked_run(**run_options)  # type: ignore[arg-type]  # checked there
         core = self._core.rehearsal()
         run = open_run(core, 0)
@@ -645,123 +633,13 @@ class Tower(Declaring):
 
     def statistics(self) -> Statistics:
         """Counts at this instant: pools, runs, orphans, outcomes, rejections by code."""
-        core = self._core
+        from towerman.tower.statistics import counted
+
         if self._made is not None:
             self._made.bury()  # what loops that are gone have left behind is nobody's
-        with core.lock:
+        with self._core.lock:
             self._limits.sweep()
-            queued = core.gate.queue_lengths()
-            gate = core.gate.statistics()
-            pools: dict[str, PoolStatistics] = {}
-            for key, pool in core.gate.ledger.pools.items():
-                name = self._shown(key)
-                if name in pools:  # open runs may share an id
-                    name = f"{name} ({key.rpartition(':')[2]})"
-                pools[name] = PoolStatistics(
-                    pool.declared, pool.held, pool.peak, queued.get(key, 0), pool.scope, pool.orphaned
-                )
-            rates, breakers = self._timed_statistics()
-            approvals = ApprovalStatistics(**core.approvals, open=core.asking)
-            budgets = self._budget_statistics()
-            outcomes, codes = {"ok": core.answered, **core.outcomes}, dict(core.codes)
-            stalls = dict(core.stalls)
-        kept = core.made_keeper.statistics() if core.made_keeper is not None else None
-        sent = self._courier.statistics()
-        return Statistics(
-            pools=pools,
-            rates=rates,
-            breakers=breakers,
-            budgets=budgets,
-            runs=len(self._runs),
-            running=gate["running"],
-            waiting=gate["parked"],
-            behind=gate["behind"],
-            outcomes=outcomes,
-            rejections=codes,
-            orphans=core.orphans,
-            orphans_released=core.orphans_released,
-            approvals=approvals,
-            shared=core.shared,
-            retries=core.retries,
-            backing_off=core.backing_off,
-            late_results=core.late_results,
-            stalls=stalls,
-            stalled_seconds=core.stalled_seconds,
-            longest_stall=core.longest_stall,
-            promotions=gate["promotions"],
-            late_events=gate["late_events"],
-            threads=core.workers.statistics()["threads"],
-            result_bytes=core.told_bytes,
-            result_tokens=core.counter.of_total(core.told_bytes),
-            results_kept=kept.results if kept is not None else 0,
-            kept_bytes=kept.bytes if kept is not None else 0,
-            results_dropped=kept.dropped if kept is not None else 0,
-            results_unwritten=kept.unwritten if kept is not None else 0,
-            events_sent=sent["sent"],
-            events_pending=sent["pending"],
-            events_dropped=sent["dropped"],
-            events_lost=sent["lost"],
-            observer_failures=sent["failed"],
-            journal=self._journal_statistics(),
-        )
-
-    def _journal_statistics(self) -> JournalStatistics | None:
-        """What came of the journal so far; None where there is none."""
-        if self._journal is None:
-            return None
-        written = self._journal.statistics()
-        return JournalStatistics(
-            **self._core.filed,
-            waiting=written["queued"] + written["later"],
-            commits=written["commits"],
-            failures=written["failures"],
-            lost=written["given_up"] + written["unsealed"],
-        )
-
-    def _timed_statistics(self) -> tuple[dict[str, RateStatistics], dict[str, BreakerStatistics]]:
-        """Rates and breakers at this instant; under the lock."""
-        gate, ledger = self._core.gate, self._core.gate.ledger
-        if not ledger.timed:
-            return {}, {}
-        now = max(micros(self._core.now()), ledger.instant)
-        rates = {}
-        for key, meter in ledger.meters.items():
-            numbers = meter.pace.numbers
-            told = None if numbers is None else told_rate(*numbers)
-            left = meter.pace.free_in(now, high=False) / MICRO if meter.enforced else 0.0
-            name = self._shown(key.removeprefix("rate:"))
-            rates[name] = RateStatistics(told, meter.pace.started, gate.waiting_for(meter), meter.scope, left)
-        breakers = {}
-        for key, fuse in ledger.fuses.items():
-            circuit, name = fuse.circuit, self._shown(key.removeprefix("breaker:"))
-            state = circuit.state(now)
-            breakers[name] = BreakerStatistics(state, circuit.opened, circuit.refused, circuit.probing, fuse.scope)
-        return rates, breakers
-
-    def _budget_statistics(self) -> dict[str, BudgetStatistics]:
-        """Budgets at this instant; under the lock."""
-        core, book = self._core, self._core.purse
-        if not core.budgeted:
-            return {}
-        book.at(micros(core.now()))
-        us = book.roll(book.accounts.values())
-        budgets = {}
-        for key, account in book.accounts.items():
-            name = self._shown(key) if account.scope == "run" else key
-            if name in budgets:  # open runs may share an id
-                name = f"{name} ({key.rpartition(':')[2]})"
-            per = account.per
-            budgets[name] = BudgetStatistics(
-                {unit: number(amount) for unit, amount in account.limits.items()},
-                {unit: number(amount) for unit, amount in account.spent.items()},
-                {unit: number(amount) for unit, amount in account.reserved.items()},
-                account.refused,
-                account.scope,
-                number(per) if isinstance(per, int) else per,
-                number(account.ends - us) if account.ends < RATE_NEVER else None,
-                max(0.0, number(account.until - us)) if account.until < RATE_NEVER else None,
-            )
-        return budgets
+        return counted(self._core, self._journal, self._courier, len(self._runs), self._shown)
 
     def report(self) -> ObserveReport:
         """What a tower with mode="observe" has seen: what was held back, and what its limits would have held back.
