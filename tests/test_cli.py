@@ -173,7 +173,11 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["demoo"], "No such command 'demoo'. Did you mean 'demo'? (see towerman --help)"),
         (["--colour"], "No such option: --colour (see towerman --help)"),
-        (["run"], "Missing argument 'CALLS' (see towerman run --help)"),
+        (["run"], "Missing option '--tools' (see towerman run --help)"),
+        (["run", "--tools", "x:y"], "name what is to be run: a file with calls, - for stdin, or --resume ID"),
+        (["explain", "--tools", "x:y"], "name what is to be run"),
+        (["run", "c.json", "--tools", "x:y", "--batch-id", "b"], "--batch-id: it says which batch --resume means"),
+        (["run", "--resume", "r", "--tools", "x:y", "--run-id", "s"], "--run-id: --resume names the run already"),
         (["run", "calls.json"], "Missing option '--tools' (see towerman run --help)"),
         (["demo", "extra"], "Got unexpected extra argument"),
         (["demo", "--format", "xml"], "'xml' is not one of 'openai', 'anthropic', 'towerman'"),

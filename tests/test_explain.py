@@ -176,6 +176,7 @@ def test_json_keys_are_stable(stage: Stage) -> None:
                 "estimate": None,
                 "defers": False,
                 "behind": [],
+                "state": None,
             }
             for i in range(2)
         ],

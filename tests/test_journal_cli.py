@@ -98,7 +98,10 @@ def test_prune_and_migrate(made: Path, capsys: pytest.CaptureFixture[str]) -> No
     """Retention by age; the form of the file."""
     assert told(capsys, "prune", "--older-than", "30d", "--journal", made)[1]["forgotten"]["calls"] == 0
     code, out, _ = say(capsys, "prune", "--older-than", "0s", "--journal", made)
-    assert (code, out) == (0, "forgotten: 1 calls, 0 approvals, 0 deferred calls, 0 contents\n")
+    assert (code, out) == (
+        0,
+        "forgotten: 1 calls, 0 approvals, 0 deferred calls, 0 contents, 0 batches, 0 times of tools\n",
+    )
     code, _, err = say(capsys, "prune", "--older-than", "soon", "--journal", made)
     assert (
         code == 2

@@ -772,12 +772,24 @@ def test_an_older_file_is_brought_up_to_date(tmp_path: Path, form: int, monkeypa
     every = file.migrations()
     monkeypatch.setattr(file, "migrations", lambda: every[:form])
     with Journal(path) as journal:
-        journal.note(intent(b"k"), OK).result()
+        journal.migrate()
+    # By hand: this version's statements know the newest form only.
+    for statement in (
+        "INSERT INTO owners (id, host, boot, space, pid, started, since, beat) VALUES (1, 'h', '', '', 1, '', 0, 0)",
+        "INSERT INTO calls (id, key, token, owner, state, tool, run_id, batch, slot, call_id, harmless, effect_free, "
+        "intended_at, ended_at, outcome, applied) VALUES (1, x'6b', x'01', 1, 'done', 't', 'r', 1, 0, '', 0, 0, 1, 2, "
+        "'ok', 'yes')",
+        f"INSERT INTO answers (kind, ref, body) VALUES ('call', 1, x'00{OK.to_bytes().hex()}')",
+        "INSERT INTO arguments (kind, ref, body) VALUES ('approval', 'a', x'007b7d')",
+    ):
+        change(path, statement)
     assert rows(path, "PRAGMA user_version") == [(form,)]
     monkeypatch.undo()
     with Journal(path) as journal:
         assert journal.migrate() == (file.newest(), file.newest())
         assert journal.begin(intent(b"k")).result()[0] == "replay"
+        assert journal.arguments_of("approval", "a").result() == b"{}"
+        assert journal.batches().result() == [] and journal.means().result() == {}
         assert journal.approvals().result() == [] and journal.deferred_calls().result() == []
 
 

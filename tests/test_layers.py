@@ -24,7 +24,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 PURE = (
     "errors clock calls rates+breaker+repeats+estimates budgets policy config retrying arguments+access placeholders "
     "tools changes bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records "
-    "approvals trace timeline+sealing explain+check+report"
+    "documents approvals trace timeline+sealing explain+check+report"
 )
 ROWS = [
     row.split("+")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,65 @@ def test_a_long_chain_that_runs_anyway_and_names_what_failed_does_not_recurse(st
     chain = [Call("take", {"got": f"${{s{index}}}"}, f"s{index + 1}", if_failed="run_anyway") for index in range(5_000)]
     batch = run_plan(stage, planner(stage), Call("fail", {}, "s0"), *chain)
     assert outcomes(batch) == ["handler_error", *["dependency_failed"] * 5_000]
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_long_plan_is_read_and_linked_beside_the_loop(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, bad: bool
+) -> None:
+    """A plan of thousands of steps does not hold up the loop, which others share; what comes of it is the same."""
+    from towerman.runner import intake
+
+    threads: list[bool] = []
+    real, graph = intake.read_plan, intake.Plan
+
+    def reading(batch: Batch) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return real(batch)
+
+    def linking(*words: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return graph(*words)
+
+    monkeypatch.setattr(intake, "read_plan", reading)
+    monkeypatch.setattr(intake, "Plan", linking)
+    size = intake.LONG
+    calls = [Call("give", {"value": 1}, "s0")]
+    calls += [Call("give", {"value": f"${{s{index // 2}}}"}, f"s{index}") for index in range(1, size)]
+    if bad:
+        calls[0] = Call("give", {"value": f"${{s{size - 1}}}"}, "s0")
+    tower = planner(stage)
+    batch = run_plan(stage, tower, *calls)
+    assert threads == ([False] if bad else [False, False])
+    assert codes(batch) == ["dependency_cycle" if bad else None] * size
+    if not bad:
+        assert {result.value for result in batch} == {1}
+    threads.clear()
+    run_plan(stage, tower, *calls[: size - 1])
+    assert threads[0], "a short one is not worth a thread"
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16, 64, 256])
+def test_g1_a_long_plan_that_is_cancelled_while_it_is_read(stage: Stage, turns: int) -> None:
+    """G1, G12: also while a thread is at it each step has its result, and nothing is left behind."""
+    from towerman.runner import intake
+
+    tower = planner(stage)
+    calls = [Call("give", {"value": 1, "seconds": 1}, "s0")]
+    calls += [Call("give", {"value": f"${{s{index // 2}}}"}, f"s{index}") for index in range(1, 2 * intake.LONG)]
+
+    async def main() -> BatchResult | None:
+        async with tower.run() as run:
+            task = asyncio.ensure_future(run.execute(calls, plan=True))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            run.cancel("enough")
+            await task
+            return run.last_batch
+
+    batch = stage.run(main())
+    assert batch is not None and set(codes(batch)) <= {None, "cancelled", "dependency_failed"}
+    assert len(batch) == len(calls)
 
 
 def test_r37_no_barrier_between_levels(stage: Stage) -> None:

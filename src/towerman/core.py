@@ -74,6 +74,9 @@ that could not be written in time."""
 MOST_WARNED: Final = 5
 """Calls with placeholders of which the notice of one batch tells."""
 
+MEANS_SECONDS: Final = 30.0
+"""How often the journal is told how long calls took, at most."""
+
 MOST_LETTERS: Final = 100
 """Dead letters that a tower keeps; the oldest goes first."""
 
@@ -203,7 +206,10 @@ class Core:
         self.sparing = False
         self.overspent: dict[str, int] = {}
         self.seed = os.urandom(32)  # of the digests by which repeated calls are known
-        self.means: Means = {}
+        self.means: Means = {}  # by tool name: answers so far, and their mean seconds
+        self.means_told: dict[str, tuple[int, float]] = {}  # how much of that the journal knows
+        self.means_due = -NEVER  # when it is told next
+        self.means_asked = False  # it was asked what other processes have learned
 
     @property
     def processes(self) -> Processes:
@@ -286,6 +292,7 @@ class Core:
         self.paused.clear()  # their pauses were in the other gate
         self.asking = 0
         self._digest_key = None
+        self.means_told, self.means_asked = dict(self.means), True  # what is not told yet is the parent's to tell
         self.purse.reset()
         self.overspent = {}
 
@@ -899,6 +906,35 @@ class Core:
         count, mean = self.means.get(tool, (0, 0.0))
         count += 1
         self.means[tool] = count, mean + (ran - mean) / count
+
+    def remember(self, stored: Mapping[str, tuple[int, float]]) -> None:
+        """What other processes have learned is learned here, too; it counts as often as it has answers."""
+        with self.lock:
+            for tool, (count, mean) in stored.items():
+                own, own_mean = self.means.get(tool, (0, 0.0))
+                told, _ = self.means_told.get(tool, (0, 0.0))
+                if not told:
+                    self.means_told[tool] = count, mean
+                    self.means[tool] = count + own, mean + (own_mean - mean) * (own / (count + own))
+
+    def tell_means(self, *, now: bool = False) -> None:
+        """Tell the journal what was learned since it was told last, once it is in use; nobody waits for that.
+
+        Args:
+            now: also where it was told a moment ago.
+        """
+        if self.journal is None or self.journal_key is None or not (now or self.now() >= self.means_due):
+            return
+        with self.lock:
+            self.means_due = self.now() + MEANS_SECONDS
+            learned: dict[str, tuple[int, float]] = {}
+            for tool, (count, mean) in list(self.means.items()):
+                told, told_mean = self.means_told.get(tool, (0, 0.0))
+                if count > told:
+                    learned[tool] = count - told, max(0.0, mean + (mean - told_mean) * (told / (count - told)))
+                    self.means_told[tool] = count, mean
+        if learned:
+            self.journal.learn(learned)
 
     def estimates(self, tools: Sequence[Tool | None]) -> list[float] | None:
         """How long each call may take: its tool's mean so far, or the median of those. None: nothing is known."""

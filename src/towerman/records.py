@@ -303,6 +303,7 @@ class Intent:
         claim: the claim under which a worker runs it; the intent is refused when another one has it by now.
         approval: what a person has said to it, as the worker knows it; None: it needs nobody's word.
         edited: the arguments that the person gave, as JSON, or None.
+        of_batch: where the identity of its batch is stored, if that is kept to be gone on with.
     """
 
     token: bytes = field(repr=False)
@@ -319,6 +320,7 @@ class Intent:
     claim: bytes | None = field(default=None, repr=False)
     approval: Approval | None = None
     edited: bytes | None = field(default=None, repr=False)
+    of_batch: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

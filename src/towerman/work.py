@@ -693,6 +693,9 @@ class Work:
         ended: by index, when an orphan's work ended.
         filed: by index, what the journal knows calls by; None where there is no journal.
         joins: by index, calls that wait for the same call elsewhere; None where no call can or does.
+        keeps: it is written down whole, so that it can be gone on with by name, though it is no plan.
+        batch_key: where its identity is stored, if it is written down so; None: it is not.
+        attempt: names what this process has of it in the journal until it has ended; empty: nothing.
         deferral: what of it goes into the durable queue, or comes from there; None where nothing does.
         others: the calls beside which each is looked through for placeholders; None: they are not.
         warned: calls with placeholders that run all the same.
@@ -711,7 +714,9 @@ class Work:
     __slots__ = (
         "again",
         "asking",
+        "attempt",
         "batch",
+        "batch_key",
         "bound",
         "calls",
         "closed",
@@ -730,6 +735,7 @@ class Work:
         "groups",
         "jobs",
         "joins",
+        "keeps",
         "key",
         "keywords",
         "left",
@@ -801,6 +807,9 @@ class Work:
         self.ended: dict[int, float] = {}
         self.filed: dict[int, Filed] | None = None
         self.joins: dict[int, Join] | None = None
+        self.keeps = False
+        self.batch_key: bytes | None = None
+        self.attempt = b""
         self.deferral: Deferral | None = None
         self.others: Others | None = None
         self.warned = 0

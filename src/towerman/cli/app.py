@@ -59,7 +59,20 @@ _EXIT_CODES = (
 )
 
 
-_Calls = Annotated[str, typer.Argument(metavar="CALLS", help="A file with the calls or the plan, or - for stdin.")]
+_CallsOrNone = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[CALLS]", help="A file with the calls or the plan, or - for stdin; with --resume it may be left out."
+    ),
+]
+_Resume = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="ID", help="The id of a run that was begun before; its calls are in the journal."),
+]
+_BatchName = Annotated[
+    str | None,
+    typer.Option("--batch-id", metavar="NAME", help="With --resume: which batch, where the run has several."),
+]
 _Tools = Annotated[
     str,
     typer.Option(
@@ -200,10 +213,16 @@ def _say_what_came_of_it(screen: Console, kept: Sequence[str], broken: Sequence[
 
 @app.command(epilog=_EXIT_CODES)
 def run(
-    calls: _Calls,
     tools: _Tools,
+    calls: _CallsOrNone = None,
     config: _Config = None,
     format: _Form = None,
+    resume: _Resume = None,
+    batch_id: _BatchName = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option("--run-id", metavar="ID", help="What the run is called by; made when it is not given."),
+    ] = None,
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="OUT", help="Append the events to this file, as lines of JSON.")
     ] = None,
@@ -227,29 +246,54 @@ def run(
     Calls that need a person's approval are asked about on the terminal once all others are done. Where there is no
     terminal they do not run; with --state the batch is written to that file, arguments and results with it, for
     Run.resume, and stdout gets what it waits for.
+
+    With a journal the batch is written down first, and stderr gets the id of its run. If the process dies, --resume ID
+    goes on: what has finished is answered and not repeated, what had begun and is not known to have ended is held, and
+    listed by towerman journal unknown, and the rest runs. Of a run that has ended it prints the results again.
     """
+    from towerman.cli import resuming
     from towerman.cli.load import load_tower, read_given, shown
     from towerman.cli.pictures import check_place, write_timeline
     from towerman.cli.show import ForPeople, ForPrograms
 
+    _check_resume(calls, resume, batch_id, run_id)
     with ExitStack() as stack:
         check_place("--timeline", timeline)
-        given = read_given(calls, format)
+        given = None if calls is None else read_given(calls, format)
         # What tools print while they are loaded must not get among what a program reads.
         for_program = stack.enter_context(ForPrograms()) if as_json or not sys.stdout.isatty() else None
         tower = load_tower(tools, config)
-        batch = given.for_tower(tower)
+        batch, kept = resuming.meant(tower, tools, None if given is None else given.for_tower(tower), resume, batch_id)
         face = ForPeople(batch) if for_program is None else for_program
         recorders = _recorders(stack, trace)
+        run_id, batch = resuming.named(tower, tools, batch, kept, run_id)
         from towerman.cli.work import perform
 
         watching: list[Observer] = [*face.observers, *recorders]
         for observer in watching:
             tower.add_observer(observer)
             stack.callback(tower.remove_observer, observer)
-        ending = perform(tower, batch, None, face, state)
+        ending = perform(tower, batch, run_id, face, state, tenant=None if kept is None else kept.tenant)
         lost = max(_close_recorders(tower, recorders), write_timeline(timeline, ending.result))
-    return max(lost, _verdict(shown(calls), batch, ending))
+        if tower.journal is not None and run_id is not None:
+            resuming.tell_unknown(tower.journal, run_id, tools)
+    return max(lost, _verdict("the run" if calls is None else shown(calls), batch, ending))
+
+
+def _check_resume(calls: str | None, resume: str | None, batch_id: str | None, run_id: str | None = None) -> None:
+    """Are the words about what is to be run, or gone on with, whole?
+
+    Raises:
+        Wrong: they are not.
+    """
+    if calls is None and resume is None:
+        raise Wrong(
+            "name what is to be run: a file with calls, - for stdin, or --resume ID for a run that was begun before"
+        )
+    if resume is None and batch_id is not None:
+        raise Wrong("--batch-id: it says which batch --resume means; give both")
+    if resume is not None and run_id is not None:
+        raise Wrong("--run-id: --resume names the run already; leave one of them out")
 
 
 def _verdict(name: str, batch: Batch, ending: Ending) -> int:
@@ -283,10 +327,12 @@ def schema(
 
 @app.command(epilog=_EXIT_CODES)
 def explain(
-    calls: _Calls,
     tools: _Tools,
+    calls: _CallsOrNone = None,
     config: _Config = None,
     format: _Form = None,
+    resume: _Resume = None,
+    batch_id: _BatchName = None,
     graph: Annotated[
         Path | None, typer.Option("--graph", metavar="OUT.svg", help="Draw groups and edges into this file, too.")
     ] = None,
@@ -297,15 +343,21 @@ def explain(
     CALLS are what `towerman run` takes. Printed are the groups of calls that would run together, what each call
     waits for and why, what would be refused, and the limits that count. The exit code is 1 when a call would be
     refused.
+
+    With --resume ID it is the batch of a run that was begun before, and each call says how it stands: done, failed,
+    unknown, at work, not begun.
     """
+    from towerman.cli import resuming
     from towerman.cli.load import load_tower, read_given
     from towerman.cli.pictures import write_picture
     from towerman.cli.show import print_explanation, stdout_for_json, write_json
 
+    _check_resume(calls, resume, batch_id)
     with stdout_for_json() as out:
-        given = read_given(calls, format)
+        given = None if calls is None else read_given(calls, format)
         tower = load_tower(tools, config)
-        told = tower.explain(given.for_tower(tower))
+        batch, kept = resuming.meant(tower, tools, None if given is None else given.for_tower(tower), resume, batch_id)
+        told = resuming.explained(tower, batch, kept)
         if graph is not None:
             write_picture("--graph", graph, told.to_svg())
         if as_json:

@@ -16,6 +16,7 @@ from towerman.cli.words import NOT_OK, OK, WRONG, Wrong, complain
 from towerman.errors import PolicyError
 
 if TYPE_CHECKING:
+    from towerman.documents import KeptBatch
     from towerman.journal import Journal
     from towerman.records import Record
 
@@ -143,6 +144,9 @@ def show(
     run_id: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only calls of this run.")] = None,
     tool: Annotated[str | None, typer.Option("--tool", metavar="NAME", help="Only calls of this tool.")] = None,
     state: Annotated[States | None, typer.Option("--state", help="Only calls in this state.")] = None,
+    batches: Annotated[
+        bool, typer.Option("--batches", help="List batches that can be gone on with in place of calls.")
+    ] = False,
     limit: Annotated[int, typer.Option("--limit", min=1, max=1_000_000, help="How many at most.")] = 50,
     as_json: _Json = False,
 ) -> int:
@@ -150,8 +154,15 @@ def show(
 
     A call is open while it runs, done when it has its outcome, unknown when nobody knows whether it took effect, and
     settled when a person has said so.
+
+    With --batches: plans that have a name, and what `towerman run` was given. A batch is at work, cut off when its
+    process died over it, or ended; towerman run --resume ID goes on with it.
     """
     path = find_journal(journal, config)
+    if batches:
+        if tool is not None or state is not None:
+            raise Wrong("--batches: --tool and --state are of calls; leave them out")
+        return _show_batches(path, run_id, limit, as_json)
     wanted = None if state is None else state.value
     found = asked(
         path,
@@ -169,6 +180,49 @@ def show(
         _print(records, "no calls are written down" if not sum(counts.values()) else "none of the calls is like that")
         _say(", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return OK
+
+
+def _show_batches(path: Path, run_id: str | None, limit: int, as_json: bool) -> int:
+    found = asked(path, lambda one: one.batches(run_id=run_id, limit=limit).result())
+    if found is None:
+        return NOT_OK
+    if as_json:
+        _write({"journal": str(path), "batches": [told_of(batch) for batch in found]})
+    elif not found:
+        _say("no batch is written down")
+    else:
+        rows = [("begun", "state", "run", "batch", "calls", "ok", "attempts", "process")]
+        for one in found:
+            ok = "" if one.ok is None else str(one.ok)
+            process = "" if one.state == "ended" else f"{one.pid} on {one.host}"
+            kind = "plan" if one.plan else "batch"
+            calls = f"{one.size}, not kept" if not one.stored else str(one.size)
+            whose = one.run_id if one.tenant is None else f"{one.run_id} of {one.tenant}"
+            rows.append(
+                (moment(one.begun_at), one.state, whose, f"{kind} {one.name}", calls, ok, str(one.attempts), process)
+            )
+        _columns(rows)
+    return OK
+
+
+def told_of(batch: KeptBatch) -> dict[str, object]:
+    """A batch for JSON; its calls are not in it."""
+    return {
+        "run_id": batch.run_id,
+        "batch_id": batch.name if batch.named == "batch" else None,
+        "response_id": batch.name if batch.named == "response" else None,
+        "tenant": batch.tenant,
+        "plan": batch.plan,
+        "size": batch.size,
+        "state": batch.state,
+        "stored": batch.stored,
+        "attempts": batch.attempts,
+        "begun_at": batch.begun_at,
+        "ended_at": batch.ended_at,
+        "ok": batch.ok,
+        "host": batch.host,
+        "pid": batch.pid,
+    }
 
 
 @journal_app.command(epilog=_EXIT_CODES.format("some calls are unknown, or the journal cannot be read now"))
@@ -259,6 +313,8 @@ def prune(
         "approvals": done.approvals,
         "deferred calls": done.deferred,
         "contents": done.contents,
+        "batches": done.batches,
+        "times of tools": done.means,
     }
     if as_json:
         _write({"journal": str(path), "forgotten": counts})
@@ -329,9 +385,6 @@ _HEADS: Final = ("number", "begun", "state", "tool", "run", "call", "applied", "
 
 def _print(records: Sequence[Record], none: str) -> None:
     """A table, one line a call."""
-    from towerman.cli.show import print_text
-    from towerman.timeline import columns, printable
-
     if not records:
         _say(none)
         return
@@ -353,8 +406,16 @@ def _print(records: Sequence[Record], none: str) -> None:
                 " ".join(told_by.split()),
             )
         )
+    _columns(rows)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> None:
+    """A table, the headings first."""
+    from towerman.cli.show import print_text
+    from towerman.timeline import columns, printable
+
     shown = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(columns(row[place]) for row in shown) for place in range(len(_HEADS))]
+    widths = [max(columns(row[place]) for row in shown) for place in range(len(rows[0]))]
     for row in shown:
         cells = [cell + " " * (widths[place] - columns(cell)) for place, cell in enumerate(row)]
         print_text("  ".join(cells).rstrip())

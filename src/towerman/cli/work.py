@@ -69,6 +69,7 @@ def perform(
     face: ForPeople | ForPrograms,
     state: Path | None = None,
     approver: Approver | None = None,
+    tenant: str | None = None,
 ) -> Ending:
     """Run one batch to its end and show what came of it.
 
@@ -84,10 +85,11 @@ def perform(
         face: shows it.
         state: a file for what is left of the batch where calls still wait for a person.
         approver: is asked in the place of whoever sits at the terminal.
+        tenant: whom the run belongs to.
 
     A tool that raises SystemExit or KeyboardInterrupt ends the batch: it is sealed and shown, then that is told.
     """
-    return asyncio.run(_perform(tower, batch, run_id, face, state, approver))
+    return asyncio.run(_perform(tower, batch, run_id, face, state, approver, tenant))
 
 
 async def _perform(
@@ -97,6 +99,7 @@ async def _perform(
     face: ForPeople | ForPrograms,
     state: Path | None,
     approver: Approver | None,
+    tenant: str | None,
 ) -> Ending:
     task = asyncio.current_task()
     assert task is not None
@@ -106,10 +109,10 @@ async def _perform(
         left: BaseException | None = None
         later: set[str] = set()
         try:
-            async with tower.run(run_id, approver=approver) as run:
+            async with tower.run(run_id, tenant=tenant, approver=approver) as run:
                 try:
                     with face.live():
-                        result = await run.execute(batch)
+                        result = await run._execute_by_name(batch)
                     while decisions := await _decisions(result, later):
                         with face.live():
                             result = await run.resume(result.state(), decisions)

@@ -20,6 +20,8 @@ from towerman.explain.telling import (
     on_path,
     pools,
     rates_told,
+    stand_of,
+    standing,
     waits,
 )
 from towerman.timeline.svg import document, head_width, safe, short, text, wide
@@ -56,6 +58,17 @@ _DARK: Final = (
     ".circle{stroke:#ff9a92}.tshared,.tpool,.trate{fill:#5cd0bf}.tneeds{fill:#7fb0ff}.tresource{fill:#f0a958}"
     ".torder,.tasks{fill:#c2a2f5}.tcircle{fill:#ff9a92}"
 )
+_STANDS: Final = (  # of a batch that was begun before
+    ".is-done{stroke:#2e7d4f}.is-bad{stroke:#b3261e}.is-work{stroke:#2f6fde;stroke-dasharray:5 3}.tdone{fill:#2e7d4f}"
+    ".tbad{fill:#b3261e}.twork{fill:#2f6fde}"
+)
+_STANDS_DARK: Final = (
+    ".is-done{stroke:#6fce97}.is-bad{stroke:#ff9a92}.is-work{stroke:#7fb0ff}.tdone{fill:#6fce97}.tbad{fill:#ff9a92}"
+    ".twork{fill:#7fb0ff}"
+)
+_COLOURS: Final = {
+    "done": "done", "settled": "done", "failed": "bad", "unknown": "bad", "at work": "work", "queued": "work",
+}  # fmt: skip
 _ABOUT: Final = (
     "Calls are cards; a column holds those that run at the same time, and columns follow each other to the right. "
     "An arrow leads from a call to one that waits for it; its kind says why. A dot stands for a whole set of calls "
@@ -95,7 +108,9 @@ def draw(
     some = calls or refused or deferred
     title = headline(calls, len(groups), len(refused), chain, seconds, len(deferred)) if some else "No calls."
     what = Chosen(calls, groups, links, refused, on_path(calls, chain, seconds), members)
-    return _Picture(what, edges, deferred).done(title, [*limits_told(limits), *rates_told(rates)])
+    stands = standing(calls)
+    lasting = [*([f"State: {stands}."] if stands else []), *limits_told(limits), *rates_told(rates)]
+    return _Picture(what, edges, deferred).done(title, lasting)
 
 
 class _Picture:
@@ -150,7 +165,10 @@ class _Picture:
             below, bottom = self._deferred(bottom + 34, width)
             body += below
         heads = "".join(_marker(kind) for kind in [*_LEGEND, "circle"])
-        return document(width, ceil(bottom + _MARGIN), title, _ABOUT, _STYLE, _DARK, heads, body)
+        style, dark = _STYLE, _DARK
+        if any(call.state for call in self.what.calls.values()):
+            style, dark = style + _STANDS, dark + _STANDS_DARK
+        return document(width, ceil(bottom + _MARGIN), title, _ABOUT, style, dark, heads, body)
 
     def _notes(self, left_out: int) -> list[str]:
         notes = []
@@ -196,11 +214,14 @@ class _Picture:
                 lines.append(("tcircle", AT_FAULT.get(one.code, "at fault")))
             return lines
         call = self.what.calls[index]
-        lines = [("soft", touched) for touched in call.touches[:3]]
+        colour = _COLOURS.get(stand_of(call.state))
+        lines = [(f"t{colour}" if colour else "soft", call.state)] if call.state else []
+        begun = len(lines)
+        lines += [("soft", touched) for touched in call.touches[:3]]
         if len(call.touches) > 3:
             lines.append(("soft", f"and {len(call.touches) - 3} more"))
         lines += [("soft", pool) for pool in pools(call)]
-        if not lines:
+        if len(lines) == begun:
             lines.append(("soft", INDEPENDENT))
         if call.approval:
             lines.append(("tasks", "needs approval"))
@@ -225,6 +246,8 @@ class _Picture:
             kinds += " chain"
         if index in self.what.members:
             kinds += " fault"
+        if isinstance(call, PlannedCall) and stand_of(call.state) in _COLOURS:
+            kinds += f" is-{_COLOURS[stand_of(call.state)]}"
         told = f"call {index}, {f'step {call.id}, ' if call.id else ''}{name}"
         lasts = about(call.estimate) if isinstance(call, PlannedCall) and call.estimate is not None else ""
         aside = " · ".join(part for part in (call.id, lasts) if part)

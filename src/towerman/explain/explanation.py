@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from towerman.explain.drawing import draw
 from towerman.explain.parts import DeferredCall, Edge, Limit, PlannedCall, RateInForce, RefusedCall
@@ -68,6 +68,14 @@ class Explanation:
         """No call is refused."""
         return not self.refused
 
+    def with_states(self, states: Mapping[int, str]) -> Explanation:
+        """The same, with how each call stands of a batch that was begun before.
+
+        Args:
+            states: by index, as `PlannedCall.state` has them.
+        """
+        return replace(self, calls=tuple(replace(call, state=states.get(call.index, "")) for call in self.calls))
+
     def to_dict(self) -> dict[str, object]:
         """All of it, ready for JSON; keys keep their names and meanings."""
         return {
@@ -86,6 +94,7 @@ class Explanation:
                     "estimate": call.estimate,
                     "defers": call.defers,
                     "behind": list(call.behind),
+                    "state": call.state or None,
                 }
                 for call in self.calls
             ],

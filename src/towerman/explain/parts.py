@@ -15,6 +15,10 @@ from towerman.lots import Lot
 MAX_EDGES: Final = 10_000
 """Most edges that are told; what is left out changes no group."""
 
+STANDS: Final = ("done", "failed", "settled", "unknown", "at work", "queued", "not begun")
+"""How a call of a batch stands that was begun before: it ended ok, or otherwise; a person has said what came of it;
+nobody knows whether it took effect; it runs now; a worker is to run it; none of these."""
+
 EdgeKind = Literal["needs", "resource", "order", "pool", "rate"]
 """Asked for; two calls touch one resource; a tool that runs alone and in order; a limit is full; a rate is used up."""
 
@@ -62,6 +66,8 @@ class PlannedCall:
         defers: where there is no room for it, it would be put into the durable queue and run later.
         behind: indexes of the calls that would be put there and that it comes behind, by `needs` or by what it touches:
             if one of them is, so is this one.
+        state: of a batch that was begun before, how this call stands: one of `STANDS`, or one of these, a colon and
+            why; empty for a batch that was not.
     """
 
     index: int
@@ -76,6 +82,7 @@ class PlannedCall:
     estimate: float | None = None
     defers: bool = False
     behind: tuple[int, ...] = ()
+    state: str = ""
 
     @property
     def told(self) -> str:

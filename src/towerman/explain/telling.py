@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from towerman.explain.parts import DeferredCall, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
+from towerman.explain.parts import STANDS, DeferredCall, Edge, EdgeKind, Limit, PlannedCall, RateInForce, RefusedCall
 from towerman.timeline import columns, fit, printable
 
 INDEPENDENT: Final = "independent"
@@ -150,6 +150,9 @@ class _Text:
         told = self.told
         heads = len(told.groups), len(told.refused), told.chain, told.seconds, len(told.deferred)
         self.add("", headline(told.calls, *heads))
+        stands = standing(told.calls)
+        if stands:
+            self.add("", stands)
         self.groups()
         self.refusals()
         self.deferrals()
@@ -206,6 +209,8 @@ class _Text:
                 words = ", ".join((*call.touches, *pools(call), *asks, *lasts))
                 if not (call.touches or pools(call)):
                     words = ", ".join((INDEPENDENT, *asks, *lasts))
+                if call.state:
+                    words = f"{call.state}; {words}"
                 mark = self.sign("path") if index in self.path else " "
                 self.row(mark, side, index, call.id, call.tool, words)
                 if call.behind:
@@ -297,6 +302,20 @@ def headline(
     if deferred:
         parts.append(f"{counted(deferred)} would be deferred")
     return ", ".join(parts) + "."
+
+
+def standing(calls: Sequence[PlannedCall]) -> str:
+    """How many calls of a batch that was begun before stand how; empty for one that was not."""
+    counts = dict.fromkeys(STANDS, 0)
+    for call in calls:
+        if call.state:
+            counts[stand_of(call.state)] += 1
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+
+
+def stand_of(state: str) -> str:
+    """The word of a state, without the reason."""
+    return state.partition(":")[0]
 
 
 def on_path(calls: Sequence[PlannedCall], chain: Sequence[int], seconds: float | None) -> Sequence[int]:

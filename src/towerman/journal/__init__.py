@@ -1,9 +1,9 @@
 """The journal: what was begun and what came of it, in a file that outlives the process.
 
-Theory. Eight files, each standing on those before it. `owners` tells living processes from dead ones; `file` opens the
-SQLite file and brings it up to date; `session` is what every step needs; `calls`, `approvals`, `deferred` and `blobs`
-are the tables; `writer` is the one thread that works on them; `journal` is the public face. The statements that make
-the tables are numbered files in `sql`.
+Theory. Ten files, each standing on those before it. `owners` tells living processes from dead ones; `file` opens the
+SQLite file and brings it up to date; `session` is what every step needs; `approvals`, `batches`, `calls`, `deferred`,
+`blobs` and `means` are the tables; `writer` is the one thread that works on them; `journal` is the public face. The
+statements that make the tables are numbered files in `sql`.
 
 House rules. Values (arguments, answers, large contents) are in the tables `arguments`, `answers` and `blob_parts` and
 nowhere else. It stands beside the tower and reaches only pure rooms and the clock.
@@ -11,8 +11,9 @@ nowhere else. It stands beside the tower and reaches only pure rooms and the clo
 Not here: when something is written, and what follows from it (runner, records).
 """
 
+from towerman.documents import KeptBatch
 from towerman.journal.journal import Journal, Pruned
 from towerman.journal.session import Cipher
 from towerman.records import JournalUnavailable
 
-__all__ = ["Cipher", "Journal", "JournalUnavailable", "Pruned"]
+__all__ = ["Cipher", "Journal", "JournalUnavailable", "KeptBatch", "Pruned"]

@@ -319,19 +319,19 @@ def prune(session: Session, before: float, most: int) -> int:
 # -------------------------------------------------------------------------------------------- arguments
 
 
-def keep_arguments(session: Session, kind: Literal["approval", "queued"], ref: str, arguments: bytes) -> None:
+def keep_arguments(session: Session, kind: Literal["approval", "queued", "batch"], ref: str, arguments: bytes) -> None:
     """Store the arguments of what goes on later."""
     session.db.execute(
         "INSERT OR REPLACE INTO arguments (kind, ref, body) VALUES (?, ?, ?)", (kind, ref, session.seal(arguments))
     )
 
 
-def arguments_of(session: Session, kind: Literal["approval", "queued"], ref: str) -> bytes | None:
+def arguments_of(session: Session, kind: Literal["approval", "queued", "batch"], ref: str) -> bytes | None:
     """Stored arguments, or None where there are none."""
     row = session.db.execute("SELECT body FROM arguments WHERE kind = ? AND ref = ?", (kind, ref)).fetchone()
     return None if row is None else session.open(row[0])
 
 
-def forget_arguments(session: Session, kind: Literal["approval", "queued"], ref: str) -> None:
+def forget_arguments(session: Session, kind: Literal["approval", "queued", "batch"], ref: str) -> None:
     """Drop stored arguments that nobody needs any more."""
     session.db.execute("DELETE FROM arguments WHERE kind = ? AND ref = ?", (kind, ref))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
-from towerman.journal import approvals
+from towerman.journal import approvals, batches
 from towerman.journal.session import Session
 from towerman.records import (
     Answer,
@@ -103,7 +103,7 @@ def _record(session: Session, row: Row) -> Record:
 
 
 def at_work(session: Session, keys: Sequence[bytes]) -> set[bytes]:
-    """Those of the keys on whose calls somebody is at work."""
+    """Those of the keys on whose calls, or batches, somebody is at work."""
     found: set[bytes] = set()
     for first in range(0, len(keys), AT_ONCE):
         some = keys[first : first + AT_ONCE]
@@ -113,6 +113,7 @@ def at_work(session: Session, keys: Sequence[bytes]) -> set[bytes]:
             some,
         ).fetchall()
         found.update(bytes(key) for key, owner in rows if session.lives(owner))
+        found |= batches.at_work(session, some)
     return found
 
 
@@ -149,7 +150,7 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
     if record is None:
         session.db.execute(
             "INSERT INTO calls (key, token, owner, state, tool, run_id, batch, slot, call_id, tenant, digest, "
-            "harmless, effect_free, intended_at) VALUES (?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "harmless, effect_free, of_batch, intended_at) VALUES (?, ?, ?, 'open', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 key,
                 intent.token,
@@ -163,6 +164,7 @@ def begin(session: Session, intent: Intent) -> tuple[Verdict, Record | None]:
                 intent.digest,
                 intent.harmless,
                 intent.effect_free,
+                intent.of_batch,
                 now,
             ),
         )
@@ -285,8 +287,8 @@ def note(session: Session, intent: Intent, answer: Answer) -> bool:
     me, now = session.sign(), session.wall()
     made = session.db.execute(
         "INSERT INTO calls (key, token, owner, state, tool, run_id, batch, slot, call_id, tenant, digest, harmless, "
-        "effect_free, intended_at, ended_at, outcome, code, applied) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
+        "effect_free, of_batch, intended_at, ended_at, outcome, code, applied) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
         (
             intent.key,
             intent.token,
@@ -301,6 +303,7 @@ def note(session: Session, intent: Intent, answer: Answer) -> bool:
             intent.digest,
             intent.harmless,
             intent.effect_free,
+            intent.of_batch,
             now,
             now,
             answer.outcome,
@@ -424,10 +427,13 @@ def counts(session: Session) -> dict[str, int]:
 
 
 def prune(session: Session, before: float) -> int:
-    """Forget some calls that ended before a Unix time; what is open or unknown stays. Returns how many; 0: all are."""
+    """Forget some calls that ended before a Unix time; what is open or unknown stays, and so do the calls of a batch
+    that could be gone on with. Returns how many; 0: all are.
+    """
     rows = session.db.execute(
         "SELECT id FROM calls WHERE state IN ('done', 'settled') AND coalesce(ended_at, intended_at) < ? "
-        "AND coalesce(settled_at, 0) < ? ORDER BY id LIMIT ?",
+        "AND coalesce(settled_at, 0) < ? AND (of_batch IS NULL OR of_batch NOT IN (SELECT key FROM batches)) "
+        "ORDER BY id LIMIT ?",
         (before, before, AT_ONCE),
     ).fetchall()
     for (number,) in rows:
@@ -440,7 +446,7 @@ def prune_owners(session: Session, before: float) -> int:
     """Forget processes that are gone and have nothing here."""
     rows = session.db.execute(
         "SELECT id FROM owners WHERE beat < ? AND id NOT IN (SELECT owner FROM calls) "
-        "AND id NOT IN (SELECT owner FROM deferred WHERE owner IS NOT NULL)",
+        "AND id NOT IN (SELECT owner FROM deferred WHERE owner IS NOT NULL) AND id NOT IN (SELECT owner FROM batches)",
         (before,),
     ).fetchall()
     gone = [number for (number,) in rows if number != session.me and not session.lives(number)]

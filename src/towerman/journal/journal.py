@@ -14,15 +14,16 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Literal, Self, TypeVar
 
 from towerman.clock import wall_time
+from towerman.documents import BatchVerdict, KeptBatch, NamedBy
 from towerman.errors import PolicyError
-from towerman.journal import approvals, blobs, calls, deferred, file, owners
+from towerman.journal import approvals, batches, blobs, calls, deferred, file, means, owners
 from towerman.journal.approvals import Claim
 from towerman.journal.blobs import Blob
 from towerman.journal.session import Cipher, Session
@@ -54,13 +55,15 @@ class Pruned:
     """What was forgotten.
 
     Args:
-        calls, approvals, deferred, contents: how many of each.
+        calls, approvals, deferred, contents, batches, means: how many of each; `means` are tools whose times were kept.
     """
 
     calls: int = 0
     approvals: int = 0
     deferred: int = 0
     contents: int = 0
+    batches: int = 0
+    means: int = 0
 
 
 class Journal:
@@ -72,7 +75,7 @@ class Journal:
         cipher: encrypts every value that is stored, arguments, answers and large contents: an object with
             `encrypt(bytes)` and `decrypt(bytes)`, for example a `cryptography.fernet.Fernet`.
         arguments: False stores no arguments: calls that wait for approval or for a worker are then resumed with a state
-            that the caller has kept, and nothing can be deferred.
+            that the caller has kept, nothing can be deferred, and a plan that was cut off has to be handed in again.
         busy_timeout: seconds for which another program's lock on the file is waited for.
 
     Raises:
@@ -183,14 +186,15 @@ class Journal:
 
         return self._writer.ask(step, again="outcome")
 
-    def note(self, intent: Intent, answer: Answer) -> Future[bool]:
+    def note(self, intent: Intent, answer: Answer, *, again: bool = False) -> Future[bool]:
         """Write down a call without effect that has ended; False where one of its identity is there.
 
         Args:
             intent: the call.
             answer: what it came to.
+            again: where that cannot be written now it is tried again.
         """
-        return self._writer.ask(lambda session: calls.note(session, intent, answer))
+        return self._writer.ask(lambda session: calls.note(session, intent, answer), again="outcome" if again else "")
 
     def watch(self, key: bytes) -> Future[None]:
         """Done once nobody is at work on this call any more, in whatever process. Cancel it to wait no more.
@@ -263,7 +267,8 @@ class Journal:
     def prune(self, older_than: float) -> Pruned:
         """Forget what ended more than so many seconds ago; waits until it is done.
 
-        What is open, unknown or waits stays, however old it is.
+        What is open, unknown or waits stays, however old it is. A plan that was cut off counts as ended when its
+        process was last heard of; until it is forgotten its finished calls are not.
 
         Args:
             older_than: seconds since they ended.
@@ -280,15 +285,101 @@ class Journal:
                 found += count
             return found
 
+        kept = all_of(
+            lambda session: batches.prune(session, before, calls.AT_ONCE)
+        )  # before the calls, which they hold
         done = Pruned(
             all_of(lambda session: calls.prune(session, before)),
             all_of(lambda session: approvals.prune(session, before, calls.AT_ONCE)),
             all_of(lambda session: deferred.prune(session, before, calls.AT_ONCE)),
             all_of(lambda session: blobs.prune(session, before, calls.AT_ONCE)),
+            kept,
+            all_of(lambda session: means.prune(session, before)),
         )
         self._writer.ask(lambda session: calls.prune_owners(session, before)).result()
         self._writer.ask(_shrink).result()
         return done
+
+    # ---------------------------------------------------------------- batches
+
+    def begin_batch(
+        self,
+        key: bytes,
+        token: bytes,
+        *,
+        run_id: str,
+        name: str,
+        named: NamedBy = "batch",
+        tenant: str | None = None,
+        plan: bool = True,
+        size: int = 0,
+        digest: bytes | None = None,
+        document: bytes | None = None,
+    ) -> Future[tuple[BatchVerdict, KeptBatch | None]]:
+        """Take up a batch that can be gone on with: "run", and it is on the disk and this attempt's; or what is to be
+        done instead; and what was known of it before.
+
+        Args:
+            key: where its identity is stored.
+            token: names this attempt and no other: whoever ends it must show it.
+            run_id: of its run.
+            name: what it is called by.
+            named: by its caller ("batch"), or by the provider ("response").
+            tenant: whom its run belongs to.
+            plan: it is a plan.
+            size: how many calls it has.
+            digest: of its calls.
+            document: its calls; not kept where the journal stores no arguments.
+        """
+        kept = document if self.keeps_arguments else None
+        return self._writer.ask(
+            lambda session: batches.begin(
+                session,
+                key,
+                token,
+                run_id=run_id,
+                named=named,
+                name=name,
+                tenant=tenant,
+                plan=plan,
+                size=size,
+                digest=digest,
+                document=kept,
+            )
+        )
+
+    def finish_batch(self, token: bytes, ok: int) -> Future[bool]:
+        """Write that an attempt has ended; tried again until it is done. False: it is another attempt's by now.
+
+        Args:
+            token: of the attempt.
+            ok: how many of its calls ended ok.
+        """
+        return self._writer.ask(lambda session: batches.finish(session, token, ok), again="end of a batch")
+
+    def batches(self, *, run_id: str | None = None, limit: int = 1000) -> Future[list[KeptBatch]]:
+        """Batches that can be gone on with, the newest first.
+
+        Args:
+            run_id: only those of this run.
+            limit: how many at most.
+        """
+        return self._writer.ask(lambda session: batches.listed(session, run_id=run_id, limit=limit), writes=False)
+
+    # ---------------------------------------------------------------- how long tools take
+
+    def learn(self, learned: Mapping[str, tuple[int, float]]) -> Future[None]:
+        """Add to what is known of how long calls take; what other processes have told is kept.
+
+        Args:
+            learned: by tool name: how many answers, and their mean seconds.
+        """
+        told = dict(learned)
+        return self._writer.ask(lambda session: means.add(session, told))
+
+    def means(self) -> Future[dict[str, tuple[int, float]]]:
+        """By tool name, how many answers its mean counts as (at most 1,000), and the mean seconds."""
+        return self._writer.ask(means.read, writes=False)
 
     # ---------------------------------------------------------------- approvals
 
@@ -386,12 +477,12 @@ class Journal:
         """
         return self._writer.ask(lambda session: approvals.claim(session, approval_id, digest))
 
-    def arguments_of(self, kind: Literal["approval", "queued"], ref: str) -> Future[bytes | None]:
+    def arguments_of(self, kind: Literal["approval", "queued", "batch"], ref: str) -> Future[bytes | None]:
         """Stored arguments, or None where there are none.
 
         Args:
-            kind: of an approval, or of a call in the queue.
-            ref: its id, or its handle.
+            kind: of an approval, of a call in the queue, or of a batch.
+            ref: its id, its handle, or its number as text.
         """
         return self._writer.ask(lambda session: approvals.arguments_of(session, kind, ref), writes=False)
 

@@ -1,13 +1,14 @@
 """The corridor: performs what plan and gate decide, runs handlers, seals results. The only room that knows asyncio.
 
-Theory. Sixteen files, each standing on those before it. `sealer` writes the one result of each call; `intake` looks a
+Theory. Seventeen files, each standing on those before it. `sealer` writes the one result of each call; `intake` looks a
 batch over; `spending` keeps what it has of budgets; `sharing` lets one run answer several calls; `offering` tells the
 gate what is ready and passes its decisions on; `asking` has people decide about calls first; `repeating` has calls
-tried again; `oversized` deals with values that do not fit; `ending` is every end that a call can come to; `filing` asks
-and tells the journal; `deferring` puts calls into its queue, and `carrying` what people have said to them; `shell`
-runs batches and what the gate grants, on one loop; `binding` fills the results of others into steps of a plan.
-`stalls` tells when a loop stands still; `shells` keeps one shell for each loop that uses the tower; `sync` lets
-threads without a loop in; `worker` takes calls out of the queue.
+tried again; `oversized` deals with values that do not fit; `ending` is every end that a call can come to; `keeping`
+writes down plans that can be gone on with by name; `filing` asks and tells the journal of calls; `deferring` puts calls
+into its queue, and `carrying` what people have said to them; `shell` runs batches and what the gate grants, on one
+loop; `binding` fills the results of others into steps of a plan. `stalls` tells when a loop stands still; `shells`
+keeps one shell for each loop that uses the tower; `sync` lets threads without a loop in; `worker` takes calls out of
+the queue.
 
 House rules. Deciding happens under the tower's lock, effects outside it. Nothing awaits between a decision and its
 record.

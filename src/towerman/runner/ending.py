@@ -60,6 +60,10 @@ class Ending(Oversized):
         """Calls are sealed: what comes behind those in the durable queue knows that."""
         raise NotImplementedError  # pragma: no cover - of what is deferred
 
+    def _release(self, work: Work) -> None:
+        """A batch that is written down has ended: another one may go on with it."""
+        raise NotImplementedError  # pragma: no cover - filing's
+
     def _is_handed(self, work: Work, index: int, reason: str | None = None) -> bool:
         """Is a call being put into the durable queue, and can that not be called off any more?"""
         raise NotImplementedError  # pragma: no cover - of what is deferred
@@ -348,6 +352,8 @@ class Ending(Oversized):
                 with self.core.lock:
                     self.core.gate.close_flow(run.flow)
                 self.loop.call_soon(self.rest)  # whoever closed the run could not: the batch was still at work
+            if work.attempt:
+                self._release(work)
             for wake in work.waiters:
                 wake()
             work.waiters.clear()

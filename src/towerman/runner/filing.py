@@ -50,8 +50,8 @@ from towerman.records import (
     verdict,
 )
 from towerman.runner import carrying, intake
-from towerman.runner.ending import Ending
 from towerman.runner.following import SAME_CALL
+from towerman.runner.keeping import Keeping
 from towerman.tools import Tool
 from towerman.trace import ID_CHARACTERS
 from towerman.work import Filed, Job, Join, Work, callers
@@ -68,7 +68,7 @@ _BEFORE: Final = "It had begun before, when its worker died: whether it took eff
 _UNAVAILABLE: Final = "Not started: {why}. A call with side effects runs only when the journal can write it down first."
 
 
-class Filing(Ending):
+class Filing(Keeping):
     """What concerns the journal; the runner goes on from here."""
 
     def _put_before(
@@ -139,7 +139,10 @@ class Filing(Ending):
         work.filed, work.joins = {}, {}
         found = await self._identities(work)
         claimed = work.deferral is not None and work.deferral.claims
-        if _over(work) or not (found or claimed or work.gated):  # an approval may go into the queue with its call
+        name = self._name_of(work)
+        if intake.over(work) or not (
+            found or claimed or work.gated or name
+        ):  # an approval may go into the queue with a call
             return
         try:
             if core.journal_key is None:
@@ -147,6 +150,8 @@ class Filing(Ending):
                 raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
                 core.journal_key = await self._asked(journal.open(raw))
             key = core.journal_key
+            if name and not await self._take_over(work, key, name):
+                return
             for index, one in found.items():
                 call, tool = work.calls[index], work.tools[index]
                 assert tool is not None
@@ -159,12 +164,12 @@ class Filing(Ending):
             queued = await self._asked(asked)
             self._put_before(work, queued, records)
         except JournalUnavailable as trouble:
-            if not _over(work):
+            if not intake.over(work):
                 claims = work.deferral.claims if work.deferral is not None else ()
                 self._all_unavailable(work, [*found, *claims], trouble)
             return
         for index in list(work.filed):
-            if _over(work):
+            if intake.over(work):
                 return
             filed, want = work.filed[index], work.wants[index]
             if work.deferral is not None and index in work.deferral.found:
@@ -193,7 +198,7 @@ class Filing(Ending):
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + intake.SLICE
-                if _over(work):
+                if intake.over(work):
                     break
         return found
 
@@ -541,6 +546,7 @@ class Filing(Ending):
             filed.claim,
             approval,
             edited,
+            work.batch_key,
         )
 
     def _intended(
@@ -751,7 +757,8 @@ class Filing(Ending):
         if tool.effect_free or result.shared_with is not None:
             filed.told = True
             answer = Answer.of(result, self._value_for_others(work, index, result))
-            core.journal.note(self._intent(work, index, tool), answer)
+            # What others were given has to be the same when the plan is gone on with.
+            core.journal.note(self._intent(work, index, tool), answer, again=index in work.referred)
 
     def _take_intent_back(self, filed: Filed) -> None:
         """A call was given up while its intent was written, with those that were to go into its run."""
@@ -791,11 +798,6 @@ class Filing(Ending):
             outcome, code, applied, "unknown" if code else "no", message=message, content=content, original_bytes=size
         )
         core.journal.finish(filed.token, answer)
-
-
-def _over(work: Work) -> bool:
-    """Is a batch being ended? It may have been, whenever the loop had its turn."""
-    return work.closing is not None
 
 
 def _said(problem: BaseException) -> str:

@@ -5,7 +5,8 @@ once and costs its siblings nothing. What is left is planned: which call waits f
 offered to the gate, in emitted order or in the plan's.
 
 House rules. A batch of any length: the loop gets a turn after each half millisecond of this, and whatever was ended
-meanwhile is not offered.
+meanwhile is not offered. The graph of a long plan is made in one piece, so that is done on a thread: there it holds up
+the loop for no longer than the interpreter takes to change threads.
 
 Not here: how a call is answered (sealer), what follows from its end (runner), who may start (gate).
 """
@@ -13,8 +14,10 @@ Not here: how a call is answered (sealer), what follows from its end (runner), w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Final, cast
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar, cast
 
 from towerman import sealing
 from towerman.arguments import frozen
@@ -24,6 +27,11 @@ from towerman.placeholders import Found, Others, told, warning
 from towerman.plan import Bound, Group, Plan, PlanRefused, resolve_needs
 from towerman.runner.sealer import Sealer
 from towerman.work import Want, Work
+
+T = TypeVar("T")
+
+LONG: Final = 1_000
+"""Calls from which on a plan is read and linked on a thread."""
 
 SLICE: Final = 0.0005
 """Seconds of preparing or sealing after which the loop gets a turn."""
@@ -51,6 +59,10 @@ class Intake(Sealer):
     async def _recall(self, work: Work) -> None:
         """Ask the journal which calls were begun before, and answer those that were."""
         raise NotImplementedError  # pragma: no cover - filing's
+
+    async def _learned_elsewhere(self) -> None:
+        """Ask the journal how long calls took in other processes."""
+        raise NotImplementedError  # pragma: no cover - keeping's
 
     def _approval_for(
         self, work: Work, index: int, want: Want, keywords: dict[str, object]
@@ -103,14 +115,17 @@ class Intake(Sealer):
         try:
             needs = None
             if work.batch.plan:
-                needs = self._link(work)
+                needs = await _aside(size, partial(self._link, work))
             elif any(call.needs for call in calls):
-                needs = resolve_needs([call.id for call in calls], [call.needs for call in calls])
+                ids, wanted = [call.id for call in calls], [call.needs for call in calls]
+                needs = await _aside(size, partial(resolve_needs, ids, wanted))
         except PlanRefused as refused:
             for index in range(size):
                 work.tools[index] = core.tool_of(calls[index])
                 self._refuse(work, index, refused.code, refused.message)
             self._hand_on(work)
+            return
+        if over(work):
             return
         most = core.most(size, planned=work.batch.plan or needs is not None)
         if most < size:
@@ -138,40 +153,62 @@ class Intake(Sealer):
             if not index & 7 and core.now() > turn:
                 await asyncio.sleep(0)
                 turn = core.now() + SLICE
-                if work.closing is not None:
+                if over(work):
                     return
         alike = None
         if core.any_joined:
             alike = await self._alike(work)
-            if work.closing is not None:
+            if over(work):
                 return
         if core.journal is not None:
             await self._recall(work)
-            if work.closing is not None:
+            if over(work):
                 return
         if core.sparing:  # what the journal has answered costs nothing
             await self._spare(work, needs)
-            if work.closing is not None:
+            if over(work):
                 return
             if alike is not None:
                 gone = (result is not None and not result.ok for result in work.results)
                 alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
-        if needs is not None or any_holds or alike is not None:
-            holds: Sequence[Sequence[Hold]] | None = None
-            if work.open:
-                holds = [held for held, _ in core.order_of(work.run, work.wants, work.open)]
-            elif any_holds:
-                holds = [want.holds if want is not None else () for want in work.wants]
-            anyway = [] if needs is None else [i for i, call in enumerate(calls) if call.if_failed == "run_anyway"]
-            work.plan = Plan(size, needs, holds, core.estimates(work.tools), alike, anyway)
+        ordered = needs is not None or any_holds or alike is not None
+        asked = core.journal_key is not None or (needs is not None and core.journal is not None)
+        if ordered and asked and not core.means_asked:
+            await self._learned_elsewhere()
+            if over(work):
+                return
+        if ordered:
+            work.plan = await _aside(size, partial(self._graph, work, needs, any_holds, alike))
+            if over(work):
+                return
             if work.plan.groups:
                 self._gather_groups(work)
         if work.resumed is not None or (work.gated is not None and work.deferral is not None):
             self._seal_decided(work)
         if not work.plan.trivial:
-            self._start_plan(work)
+            await self._start_plan(work)
             return
         await self._start_all(work)
+
+    def _graph(
+        self,
+        work: Work,
+        needs: Sequence[Sequence[int]] | None,
+        any_holds: bool,
+        alike: Sequence[Hashable | None] | None,
+    ) -> Plan:
+        """The plan of a batch, with the order of starting; nothing is changed that the loop looks at."""
+        core, wants = self.core, list(work.wants)
+        holds: Sequence[Sequence[Hold]] | None = None
+        if work.open:
+            holds = [held for held, _ in core.order_of(work.run, wants, dict(work.open))]
+        elif any_holds:
+            holds = [want.holds if want is not None else () for want in wants]
+        anyway = [] if needs is None else [i for i, call in enumerate(work.calls) if call.if_failed == "run_anyway"]
+        plan = Plan(len(wants), needs, holds, core.estimates(work.tools), alike, anyway)
+        if len(wants) >= LONG:
+            plan.key(0)  # which is worked out for the whole plan when it is first asked for
+        return plan
 
     @staticmethod
     def _link(work: Work) -> list[tuple[int, ...]] | None:
@@ -218,10 +255,16 @@ class Intake(Sealer):
         if first < stop:
             self._offer_row(work, range(first, stop))
 
-    def _start_plan(self, work: Work) -> None:
+    async def _start_plan(self, work: Work) -> None:
         """Edges: refused calls settle first, then what is ready is offered in the plan's order."""
-        plan = work.plan
+        plan, core = work.plan, self.core
+        turn = core.now() + SLICE
         for index in range(len(work.calls)):
+            if not index & 15 and core.now() > turn:
+                await asyncio.sleep(0)
+                turn = core.now() + SLICE
+                if work.closing is not None:
+                    return
             blockers = plan.blockers(index, 3)
             if blockers:
                 calls = list(dict.fromkeys(other for _, other in blockers))
@@ -282,6 +325,27 @@ class Intake(Sealer):
         work.keywords[index] = keywords
         work.wants[index] = want
         return want
+
+
+def over(work: Work) -> bool:
+    """Is a batch being ended? It may have been, whenever the loop had its turn."""
+    return work.closing is not None
+
+
+async def _aside(size: int, made: Callable[[], T]) -> T:
+    """What takes long for a batch of this size, made on a thread."""
+    if size < LONG:
+        return made()
+    try:
+        # A thread of its own: those that the loop lends may all be taken by somebody else.
+        threads = ThreadPoolExecutor(1, "towerman-plan")
+        future = asyncio.get_running_loop().run_in_executor(threads, made)
+    except RuntimeError:  # the system gives no thread
+        return made()
+    try:
+        return await future
+    finally:
+        threads.shutdown(wait=False)
 
 
 def _behind(groups: Mapping[int, Group], index: int, calls: list[int]) -> list[int]:

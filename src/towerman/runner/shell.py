@@ -124,6 +124,8 @@ class Shell(Deferring):
         self.works.pop(work, None)
         self._busy.pop(work, None)
         self._fit(work)
+        if core.journal_key is not None:
+            core.tell_means()
         if core.emit is not None:
             self._tell(work, None, "batch_finished", size=len(work.calls), ran=core.now() - work.started_at)
             if core.policy.count_tokens is not None:

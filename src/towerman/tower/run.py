@@ -130,6 +130,16 @@ class Run:
             batch = replace(batch, batch_id=batch_id)
         return await self._answer(batch, on_result, None)
 
+    async def _execute_by_name(self, batch: Batch) -> BatchResult:
+        """Answer a batch that has a name and, with a journal, is written down whole though it be no plan: for the
+        command line, where whoever knows the run's id goes on with it.
+        """
+
+        def keep(work: Work) -> None:
+            work.keeps = True
+
+        return await self._answer(batch, None, keep)
+
     async def submit(self, calls: object, *, format: str | None = None, batch_id: str | None = None) -> BatchResult:
         """Put every call of a batch into the journal's queue, looked over as by `execute`: a worker runs them.
 

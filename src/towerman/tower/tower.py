@@ -769,6 +769,7 @@ class Tower(Declaring):
         keeper = core.made_keeper
         if keeper is not None and keeper.busy:
             await self._shells.wait_flushed(partial(keeper.flush, grace))
+        core.tell_means(now=True)
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
@@ -802,6 +803,7 @@ class Tower(Declaring):
         self._courier.close()
         if core.made_keeper is not None:
             core.made_keeper.flush(grace)
+        core.tell_means(now=True)
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
