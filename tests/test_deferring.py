@@ -36,7 +36,7 @@ from towerman import (
     read_result,
 )  # fmt: skip
 from towerman.journal.writer import Writer
-from towerman.records import Deferred, QueueFull, packed, unpacked
+from towerman.records import Answer, Deferred, QueueFull, packed, unpacked
 from towerman.runner import deferring
 from towerman.runner import worker as worker_room
 
@@ -424,6 +424,94 @@ def test_g6_a_chain_takes_no_more_places_than_there_are(tmp_path: Path, way: str
         report = await desk.work()
         assert report.left == 0
         assert desk.did == ["pack a", "pack a", "pack a", *(["look c"] if whose == "tool" else [])]
+        await desk.tower.aclose()
+
+    play(main)
+
+
+def test_g12_the_deadline_of_a_run_goes_with_its_deferred_calls(tmp_path: Path) -> None:
+    """G12: a deferred call does not start when its run's deadline is over: it is answered so, once and for good, and
+    so is its chain; one whose run has time left runs, and its handler is told how long.
+    """
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+        left: dict[str, float] = {}
+
+        @desk.tower.tool(writes="box:{box}", pools=["crm"], when_busy="defer")
+        async def weigh(box: str, ctx: Context) -> str:
+            assert ctx.deadline is not None
+            left[box] = ctx.deadline - desk.tower._core.now()
+            return "weighed"
+
+        late = await desk.busy(Call("pack", {"box": "a"}), Call("look", {"box": "a"}), deadline=0.2)
+        soon = await desk.busy(Call("weigh", {"box": "b"}), Call("weigh", {"box": "b"}), deadline=40.0)
+        free = await desk.busy(Call("weigh", {"box": "c"}))
+        assert told(late) == told(soon) == [("pending", "deferred"), ("pending", "held_behind")]
+        assert desk.tower.journal is not None
+        ends = {one.deadline for one in desk.tower.journal.deferred_calls(run_id="run").result()}
+        assert len(ends) == 3 and None in ends
+        await asyncio.sleep(0.25)
+        report = await desk.work()
+        assert desk.did == []
+        assert report.left == 0
+        answers = [answer(desk, one.handle) for one in late]
+        assert [(one.outcome, one.code, one.attempts) for one in answers] == [("rejected", "deadline_exceeded", 0)] * 2
+        assert [desk.answer(one.handle) for one in [*soon, *free]] == ["weighed"] * 3
+        assert 20 < left["b"] < 40 < left["c"]
+        await desk.tower.aclose()
+
+    play(main)
+
+
+def answer(desk: Desk, handle: str | None) -> Answer:
+    """What a deferred call came to."""
+    assert desk.tower.journal is not None and handle is not None
+    found = desk.tower.journal.deferred(handle).result()
+    assert found is not None and found[1] is not None
+    return found[1]
+
+
+def test_g12_a_deferred_call_that_runs_into_its_deadline_is_ended(tmp_path: Path) -> None:
+    """G12: the end of the run's time ends its handler in the worker as it would have in the batch."""
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+
+        @desk.tower.tool(independent=True, read_only=True, pools=["crm"], when_busy="defer")
+        async def long() -> str:
+            desk.did.append("long")
+            await asyncio.sleep(30)
+            return "never"
+
+        (late,) = await desk.busy(Call("long", {}), deadline=1.0)
+        await desk.work()
+        assert desk.did == ["long"]
+        found = answer(desk, late.handle)
+        assert (found.outcome, found.code) == ("timed_out", "deadline_exceeded")
+        await desk.tower.aclose()
+
+    play(main)
+
+
+@pytest.mark.parametrize("options", [{"deny": ["ch*"]}, {"allow": ("out*",)}, {"allow": "out*", "deny": []}, {}])
+def test_r74_what_a_run_may_call_holds_for_what_its_deferred_calls_make(tmp_path: Path, options: Any) -> None:
+    """R-123, R-74: a deferred call makes no calls of its own that its run was not allowed, in whatever process."""
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+        seen: list[str | None] = []
+
+        @desk.tower.tool(independent=True, read_only=True, pools=["crm"], when_busy="defer")
+        async def outer(ctx: Context) -> str:
+            seen.extend(one.code for one in await ctx.execute([Call("chat", {})]))
+            return "done"
+
+        (later,) = await desk.busy(Call("outer", {}), **options)
+        assert later.code == "deferred"
+        await desk.work()
+        assert desk.answer(later.handle) == "done"
+        assert seen == (["permission_denied"] if options else [None])
         await desk.tower.aclose()
 
     play(main)

@@ -437,6 +437,10 @@ class Approval:
 # -------------------------------------------------------------------------------------------- deferred calls
 
 
+Permission = tuple[tuple[str, ...] | None, tuple[str, ...] | None]
+"""Patterns of the names of tools that a run allows, and of those that it denies; None for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Deferred:
     """A call that a worker runs later.
@@ -465,6 +469,8 @@ class Deferred:
         asks: how that stands; "pending": it waits for a person, and no worker takes it that could not ask one.
         asked: of one that was just claimed: that approval.
         edited: of one that was just claimed: the arguments that the person gave, as JSON.
+        deadline: Unix time of the end of its run, after which it does not start; None: it has none.
+        permission: the patterns of tool names that its run allows, and those that it denies, None for none; or None.
     """
 
     handle: str
@@ -498,6 +504,8 @@ class Deferred:
     asks: ApprovalState | None = None
     asked: Approval | None = field(default=None, repr=False)
     edited: bytes | None = field(default=None, repr=False)
+    deadline: float | None = None
+    permission: Permission | None = None
 
 
 LATER: Final = "later-"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from towerman.bounds import Encoded
     from towerman.placeholders import Others
     from towerman.records import Answer, Deferred
+    from towerman.records import Answer, Deferred, Permission
 
 DepsT = TypeVar("DepsT")
 
@@ -581,6 +582,8 @@ class RunState:
         flow: its calls in the gate.
         limit: the instant of its deadline, or infinity.
         may_call: is a tool allowed? None: all are.
+        permission: the patterns that this goes by, or None.
+        until: Unix time of its deadline, once it was written down.
         approver: asks a person; None: nobody is there.
         closed: why nothing new is taken, or None.
         batches: how many came.
@@ -608,12 +611,14 @@ class RunState:
         "gone",
         "limit",
         "may_call",
+        "permission",
         "number",
         "own_window",
         "priority",
         "repeats",
         "run_id",
         "tenant",
+        "until",
         "works",
     )
 
@@ -629,6 +634,7 @@ class RunState:
         limit: float,
         fail_fast: bool = False,
         may_call: Callable[[str], bool] | None = None,
+        permission: Permission | None = None,
         approver: Approver | None = None,
         own_window: bool = False,
         budget: Budget | None = None,
@@ -646,6 +652,8 @@ class RunState:
         self.limit = limit
         self.fail_fast = fail_fast
         self.may_call = may_call
+        self.permission = permission
+        self.until: float | None = None
         self.approver = approver
         self.closed: str | None = None
         self.gone = False

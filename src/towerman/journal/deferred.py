@@ -21,6 +21,7 @@ Not here: running the call (worker), intents and outcomes (calls).
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -29,11 +30,12 @@ from typing import Final, Literal, cast
 from towerman.journal import approvals
 from towerman.journal.approvals import arguments_of, forget_arguments, is_name, keep_arguments
 from towerman.journal.session import Session
-from towerman.records import Answer, Approval, ClaimState, Deferred, DeferredState, Due, QueueFull
+from towerman.records import Answer, Approval, ClaimState, Deferred, DeferredState, Due, Permission, QueueFull
 
 _COLUMNS: Final = (
     "handle, tool, run_id, key, digest, call_id, batch, slot, tenant, priority, chain, position, needs, not_before, "
-    "harmless, state, stop, outcome, code, attempts, returned, queued_at, claimed_at, ended_at, approval, owner"
+    "harmless, state, stop, outcome, code, attempts, returned, queued_at, claimed_at, ended_at, deadline, "
+    "permission, approval, owner"
 )
 
 _SIZE: Final = _COLUMNS.count(",") + 1
@@ -51,7 +53,7 @@ _AT_ONCE: Final = 500
 
 
 def _told(session: Session, row: Sequence[object], claim: bytes | None = None) -> Deferred:
-    *given, approval, owner = row[:_SIZE]
+    *given, deadline, permission, approval, owner = row[:_SIZE]
     told = Deferred(*given)  # type: ignore[arg-type]  # the table holds what was put in
     live = told.state == "claimed" and session.lives(cast("int | None", owner))
     about = approvals.find(session, cast("str", approval)) if approval is not None else None
@@ -67,7 +69,15 @@ def _told(session: Session, row: Sequence[object], claim: bytes | None = None) -
         approval=cast("str | None", approval),
         asks=None if about is None else about.state,
         asked=about if claim is not None else None,
+        deadline=cast("float | None", deadline),
+        permission=None if permission is None else _read(cast("str", permission)),
     )
+
+
+def _read(permission: str) -> Permission:
+    """What a run allows and denies, as it was written down."""
+    allow, deny = json.loads(permission)
+    return None if allow is None else tuple(allow), None if deny is None else tuple(deny)
 
 
 def enqueue(
@@ -105,8 +115,8 @@ def enqueue(
     now = session.wall()
     session.db.execute(
         "INSERT INTO deferred (handle, tool, run_id, key, digest, call_id, batch, slot, tenant, priority, chain, "
-        "position, needs, not_before, harmless, approval, state, queued_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
+        "position, needs, not_before, harmless, approval, deadline, permission, state, queued_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'queued', ?)",
         (
             call.handle,
             call.tool,
@@ -124,6 +134,8 @@ def enqueue(
             call.not_before,
             call.harmless,
             None if asked is None else asked.approval_id,
+            call.deadline,
+            None if call.permission is None else json.dumps(call.permission),
             now,
         ),
     )

@@ -45,7 +45,7 @@ from towerman.records import (
 from towerman.runner import carrying
 from towerman.runner.filing import JOURNAL_SECONDS, Filing, _said
 from towerman.trace import ID_CHARACTERS
-from towerman.work import Deferral, Handing, Slot, Work
+from towerman.work import Deferral, Handing, RunState, Slot, Work
 
 SUBMITTED: Final = "it was handed in to run later"
 """Why a call goes into the queue that nobody wanted to start."""
@@ -148,6 +148,8 @@ class Deferring(Filing):
             position=work.plan.place(index),
             needs=tuple(dict.fromkeys(needs)),
             harmless=tool.policy.repeatable,
+            deadline=self._until(work.run),
+            permission=work.run.permission,
         )
         most: list[tuple[str | None, int]] = [(None, core.policy.max_queued)]
         if tool.policy.max_queued is not None:
@@ -157,6 +159,12 @@ class Deferring(Filing):
         )
         self._when(hand.future, partial(self._handed, hand), work, index)
         return True
+
+    def _until(self, run: RunState) -> float | None:
+        """The Unix time of a run's deadline, the same for all of its calls; None: it has none."""
+        if run.until is None and run.limit != NEVER:
+            run.until = self.core.wall() + run.limit - self.core.now()
+        return run.until
 
     def _handing(
         self,

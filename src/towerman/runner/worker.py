@@ -42,7 +42,7 @@ from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.errors import Code, PolicyError
 from towerman.policy import seconds, whole
-from towerman.records import Answer, Deferred, Due, JournalUnavailable, unpacked
+from towerman.records import Answer, Deferred, Due, JournalUnavailable, Permission, unpacked
 from towerman.runner import carrying
 from towerman.work import NOT_STARTED, Deferral, Filed, RunState, Work
 
@@ -99,7 +99,18 @@ class Host(Protocol):
         """The runners of its loops."""
         ...  # pragma: no cover - a protocol has no body
 
-    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
+    def _open_state(
+        self,
+        run_id: str,
+        tenant: str | None,
+        priority: int,
+        deps: object,
+        approver: object,
+        *,
+        deadline: float | None,
+        allow: tuple[str, ...] | None,
+        deny: tuple[str, ...] | None,
+    ) -> RunState:
         """Open a run."""
         ...  # pragma: no cover - a protocol has no body
 
@@ -214,7 +225,7 @@ class Worker:
         self._deps = deps
         self._on_end = on_end
         self._hand: dict[_Item, asyncio.Task[None]] = {}
-        self._states: dict[tuple[str, str | None, int], tuple[RunState, int]] = {}
+        self._states: dict[_RunOf, tuple[RunState, int]] = {}
         self._counts = dict.fromkeys(("done", "failed", "returned", "unknown", "lost"), 0)
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -500,16 +511,20 @@ class Worker:
 
     def _opened(self, row: Deferred) -> RunState:
         """The run of a call, the same for all calls of its run that are at work here."""
-        key = (row.run_id, row.tenant, row.priority)
+        key = _run_of(row)
         state, users = self._states.get(key, (None, 0))
         if state is None:
             deps = self._deps(row.run_id) if callable(self._deps) else self._deps
-            state = self._tower._open_state(row.run_id, row.tenant, row.priority, deps, self._approver)
+            left = None if row.deadline is None else max(0.0, row.deadline - self._core.wall())
+            allow, deny = row.permission or (None, None)
+            state = self._tower._open_state(
+                row.run_id, row.tenant, row.priority, deps, self._approver, deadline=left, allow=allow, deny=deny
+            )
         self._states[key] = state, users + 1
         return state
 
     def _left(self, row: Deferred) -> None:
-        key = (row.run_id, row.tenant, row.priority)
+        key = _run_of(row)
         state, users = self._states[key]
         if users > 1:
             self._states[key] = state, users - 1
@@ -586,9 +601,19 @@ class Worker:
             return max(usual, result.retry_after or 0.0)
         if result.code == "budget_exhausted" and result.retry_after is not None:
             return result.retry_after
+        if result.code == "deadline_exceeded" and item.row.deadline is not None:
+            return None if self._core.wall() >= item.row.deadline - STEP else FIRST_BACK_OFF
         if result.code in ("run_closed", "deadline_exceeded"):  # the tower is closed, or gave it no thread in time
             return FIRST_BACK_OFF
         return None
+
+
+_RunOf = tuple[str, str | None, int, float | None, Permission | None]
+
+
+def _run_of(row: Deferred) -> _RunOf:
+    """What calls of one run have in common: they run in one here, too."""
+    return row.run_id, row.tenant, row.priority, row.deadline, row.permission
 
 
 def _left(item: _Item, result: Result) -> bool:

@@ -376,10 +376,31 @@ class Tower(Declaring):
         state.execute = run.execute
         return run
 
-    def _open_state(self, run_id: str, tenant: str | None, priority: int, deps: object, approver: object) -> RunState:
+    def _open_state(
+        self,
+        run_id: str,
+        tenant: str | None,
+        priority: int,
+        deps: object,
+        approver: object,
+        *,
+        deadline: float | None,
+        allow: Patterns,
+        deny: Patterns,
+    ) -> RunState:
         """Open a run for a worker."""
         asked = cast("Approver | None", approver)
-        return self.run(run_id, tenant=tenant, priority=priority, deps=deps, approver=asked)._state
+        run = self.run(
+            run_id,
+            tenant=tenant,
+            priority=priority,
+            deps=deps,
+            approver=asked,
+            deadline=deadline,
+            allow=allow,
+            deny=deny,
+        )
+        return run._state
 
     def _checked_run(
         self,
@@ -417,7 +438,9 @@ class Tower(Declaring):
         except ValueError as wrong:
             raise PolicyError(str(wrong)) from None
         window = self.options.run_concurrency if max_concurrency is None else whole("max_concurrency", max_concurrency)
-        may_call = _permission(allow, deny)
+        named = _listed("allow", allow), _listed("deny", deny)
+        may_call = _permission(*named)
+        permission = None if may_call is None else named
         own = None if budget is None else check_budget("budget", "run", budget_of("budget", budget))
 
         def open_run(core: Core, number: int) -> RunState:
@@ -439,6 +462,7 @@ class Tower(Declaring):
                 limit=limit,
                 fail_fast=fail_fast,
                 may_call=may_call,
+                permission=permission,
                 approver=approver,
                 own_window=max_concurrency is not None,
                 budget=own,
@@ -878,14 +902,15 @@ def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
     return Journal(cast("str", given), secret=options.secret), True
 
 
-def _permission(allow: Patterns, deny: Patterns) -> Callable[[str], bool] | None:
-    may, may_not = _matcher("allow", allow), _matcher("deny", deny)
+def _permission(allow: tuple[str, ...] | None, deny: tuple[str, ...] | None) -> Callable[[str], bool] | None:
+    may, may_not = _matcher(allow), _matcher(deny)
     if may is None and may_not is None:
         return None
     return lambda name: (may is None or may(name)) and (may_not is None or not may_not(name))
 
 
-def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
+def _listed(where: str, patterns: Patterns) -> tuple[str, ...] | None:
+    """Patterns of tool names, checked."""
     if patterns is None:
         return None
     try:
@@ -895,6 +920,12 @@ def _matcher(where: str, patterns: Patterns) -> Callable[[str], bool] | None:
     for pattern in cast("list[object]", listed):
         if not isinstance(pattern, str) or not pattern:
             raise PolicyError(f"{where}: tool names or patterns such as 'crm_*'; got {type(pattern).__name__}")
+    return tuple(listed)
+
+
+def _matcher(listed: tuple[str, ...] | None) -> Callable[[str], bool] | None:
+    if listed is None:
+        return None
     if not listed:
         return lambda name: False
     found = re.compile("|".join(f"(?:{translate(pattern)})" for pattern in listed))
