@@ -260,6 +260,7 @@ def history(seed: int, steps: int) -> Counter[str]:
 
 
 @given(seed=st.integers(0, 10**9))
+@example(700030)  # an alarm for this very instant, set while the instant is dealt with
 @example(5618441)  # a first line that comes when what a pause has left is over
 @settings(max_examples=600 if LONG else 60, deadline=None)
 def test_g2_g3_everything_at_once(seed: int) -> None:

@@ -106,6 +106,10 @@ class Gate(Turns[OwnerT]):
         if by:
             self._deadlines.shift_alarms(by)
             self.wake_at = min(self.wake_at, self._deadlines.first())
+        self._look_at_rates()
+
+    def _look_at_rates(self) -> None:
+        """Rates whose time has come are looked at in this event."""
         due = self._deadlines.rates_due(self.ledger.instant)
         self._changed += [meter for meter in due if meter.lot is not None]
 
@@ -398,6 +402,8 @@ class Gate(Turns[OwnerT]):
                 self._refills += [(flow, line, now) for line in flow.lines.values()]
             for entry in deadlines.due(now):
                 self._look_at(entry, now)
+            if self.ledger.timed:  # whoever came to wait for one at this very instant has set its alarm
+                self._look_at_rates()
             decided += self._settle(now)
             self.wake_at = deadlines.first()
             if self.wake_at > now:  # a successor inherits its clock, so it may be over at once
