@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
     from towerman.bounds import Encoded
     from towerman.placeholders import Others
-    from towerman.records import Answer, Deferred
     from towerman.records import Answer, Deferred, Permission
 
 DepsT = TypeVar("DepsT")
