@@ -850,6 +850,31 @@ def test_s4_another_yes_with_other_arguments_is_another_decision(tmp_path: Path)
             assert journal.decide(name, True, arguments=first).result().state == "approved"
 
 
+@pytest.mark.parametrize("said", ["by the journal", "with the call"])
+def test_s4_an_edited_yes_that_comes_again_when_its_call_is_over(tmp_path: Path, said: str) -> None:
+    """S4: the same decision changes nothing, also when its arguments are not stored any more, and another is refused."""
+
+    async def main() -> None:
+        till = Till(str(tmp_path / "j.db"))
+        if said == "by the journal":
+            [one] = await till.submit(pay())
+            await till.work()
+            name = till.question(one).approval_id
+            till.journal.decide(name, True, arguments=b'{"account":"a","amount":7}').result()
+        else:
+            [done] = await till.defer(pay(), answer=Approved({"account": "a", "amount": 7}))
+            name = till.question(done.handle).approval_id
+        await till.work()
+        assert till.did == ["pay a 7"] and rows(tmp_path / "j.db", "SELECT * FROM arguments") == []
+        again = till.journal.decide(name, True, arguments=b'{"account":"a","amount":7}').result()
+        assert again.state == "approved" and again.claimed_at is not None
+        with pytest.raises(Unsettled, match="approved and used"):
+            till.journal.decide(name, True, arguments=b'{"account":"a","amount":8}').result()
+        await till.tower.aclose()
+
+    play(main)
+
+
 @pytest.mark.parametrize("step", [-86_400.0, 86_400.0])
 def test_steps_of_the_clock_let_nothing_run_too_late(
     tmp_path: Path, step: float, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,9 @@ Not here: asking people, and what an approval is for (the runner's).
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from hashlib import sha256
 from typing import Final, Literal
 
 from towerman.journal.session import Session
@@ -70,7 +72,7 @@ def _put_in(session: Session, approval: Approval, arguments: bytes | None) -> Ap
         ),
     )
     if arguments is not None:
-        keep_arguments(session, "approval", approval.approval_id, arguments)
+        _keep(session, approval, arguments)
     return replace(approval, asked_at=now, decided_at=decided_at)
 
 
@@ -104,7 +106,7 @@ def link(session: Session, approval: Approval, arguments: bytes | None) -> Appro
             ),
         )
         if arguments is not None:
-            keep_arguments(session, "approval", name, arguments)
+            _keep(session, approval, arguments)
     after = _row(session, name)
     assert after is not None
     return after
@@ -158,6 +160,31 @@ def close(session: Session, number: int) -> None:
         (now, number, now),
     )
     session.db.execute(f"DELETE FROM arguments WHERE kind = 'approval' AND ref = {its}", (number,))
+
+
+def _keep(session: Session, approval: Approval, arguments: bytes) -> None:
+    """Store the arguments that a person is shown, or gave."""
+    if approval.edited:
+        _keep_edit(session, approval.approval_id, arguments)
+    else:
+        keep_arguments(session, "approval", approval.approval_id, arguments)
+
+
+def _keep_edit(session: Session, approval_id: str, arguments: bytes) -> None:
+    """Store a person's arguments, and what they are known again by when they are dropped."""
+    keep_arguments(session, "approval", approval_id, arguments)
+    salt = os.urandom(16)
+    edit = session.seal(salt + sha256(salt + arguments).digest())
+    session.db.execute("UPDATE approvals SET edit = ? WHERE id = ?", (edit, approval_id))
+
+
+def _is_edit(session: Session, approval_id: str, arguments: bytes) -> bool:
+    """Are these the arguments that a person gave?"""
+    row = session.db.execute("SELECT edit FROM approvals WHERE id = ?", (approval_id,)).fetchone()
+    if row is None or row[0] is None:  # decided before this was kept
+        return arguments_of(session, "approval", approval_id) == arguments
+    edit = session.open(row[0])
+    return sha256(edit[:16] + arguments).digest() == edit[16:]
 
 
 def _short(text: str | None) -> str | None:
@@ -255,7 +282,7 @@ def decide(
         raise Unsettled("there is no such approval")
     wanted: ApprovalState = "approved" if approved else "denied"
     same = (digest is None or digest == known.digest) and (
-        arguments is None or (known.edited and arguments_of(session, "approval", approval_id) == arguments)
+        arguments is None or (known.edited and _is_edit(session, approval_id, arguments))
     )
     if known.state == wanted and same:
         return known
@@ -276,7 +303,7 @@ def decide(
         ),
     )
     if arguments is not None:
-        keep_arguments(session, "approval", approval_id, arguments)
+        _keep_edit(session, approval_id, arguments)
     if known.handle is not None:
         session.db.execute("UPDATE deferred SET not_before = 0 WHERE handle = ? AND state = 'queued'", (known.handle,))
     after = find(session, approval_id)
