@@ -76,6 +76,23 @@ class InputError(TowermanError, ValueError):
     """What was handed in is no batch of calls in any known form; the message names the place."""
 
 
+class EngineUnavailable(TowermanError):
+    """The engine that processes share cannot be asked: it is not reached, does not answer in time, or refuses.
+
+    Args:
+        reason: a few words, without an address and without what a server says beyond its code.
+
+    Attributes:
+        code: that of a call which is refused for it.
+    """
+
+    code: Final[Code] = "engine_unavailable"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the engine is not available: {reason}")
+        self.reason = reason
+
+
 class ToolError(Exception):
     """Raised by a handler to tell the model something in its own words.
 

@@ -1,0 +1,392 @@
+"""The ledger of many processes on Redis or Valkey: claims, waits, releases of one process.
+
+Theory. `claim` asks once and, where something is in the way and the caller may wait, is a waiter on the server from
+then on. It hears of an offer by a message (a hint: it may be lost) or by asking again each second, which also keeps the
+waiter alive. An offer is confirmed after what the caller takes locally, or declined; whoever declines keeps its place.
+
+While the server is not there a claim goes on asking, under the same id, until its time is over: an outage that is
+shorter than the wait is only a wait. Whoever is cancelled, or gives up, leaves a release by id behind it, whether or
+not the claim was answered: it is asked for as long as a lease lasts, and after that the lease has run out.
+
+House rules. Nobody but the line touches a connection. A release is a plain call that never waits: it can stand in a
+`finally` that is cancelled again.
+
+Not here: one round trip (line), renewals (heart), the rules (claim.lua), what a lost lease means for a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import count
+from typing import Any, Final
+
+from towerman.breaker import Verdict
+from towerman.clock import Clock, RealClock
+from towerman.engines.heart import Heart
+from towerman.engines.line import Known, Line, options
+from towerman.engines.words import KINDS, MICROS, EngineUnavailable, Grant, Limits, Refusal, Wanted, chain_text
+from towerman.errors import PolicyError
+
+LONGEST_LEASE: Final = 3_600.0
+SHORTEST_LEASE: Final = 0.1
+POLL: Final = 1.0
+"""Seconds after which a waiter asks again, at most."""
+
+OUTAGE_POLL: Final = 0.25
+"""Seconds between attempts while the server is not there."""
+
+
+class RedisLedger:
+    """What one process holds of an admission group.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, with user, password and database as redis-py reads them.
+        group: the admission group: all that may be claimed together. Letters, digits, `-`, `_`, `.`, `:`.
+        lease: seconds after which what a dead process held is free again, 0.1 to 3600.
+        secret: the key of the digests of resource keys; the same for all replicas.
+        timeout: seconds for a connection, and for an answer; None: a third of the lease, at most 5.
+        clock: monotonic.
+
+    Raises:
+        PolicyError: a value is not allowed, or redis-py is not there.
+
+    Attributes:
+        lost: grants that were lost before they were released.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        group: str = "default",
+        lease: float = 15.0,
+        secret: bytes = b"",
+        timeout: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
+            raise PolicyError(f"engine.lease: from {SHORTEST_LEASE} to {LONGEST_LEASE:,.0f} seconds")
+        if not group or not all(letter.isalnum() or letter in "-_.:" for letter in group) or len(group) > 128:
+            raise PolicyError("engine.group: 1 to 128 letters, digits, '-', '_', '.' or ':'")
+        self._url = url
+        self._group = group
+        self._lease = lease
+        self._lease_us = round(lease * MICROS)
+        self._secret = secret
+        self._timeout = min(5.0, lease / 3) if timeout is None else timeout
+        self._clock = clock or RealClock()
+        self._poll = min(POLL, lease / 3)
+        check = blake2b(b"towerman engine", digest_size=8, key=secret[:64]).hexdigest()
+        self._hello = f'["hello","{check}"]'
+        self._known = Known(self._lease_us)
+        options(url, self._timeout, True)  # a mistake is told now
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is held; also after a fork, since what the parent holds is the parent's."""
+        self._pid = os.getpid()
+        self._prefix = secrets.token_hex(8)
+        self._numbers = count(1)
+        self._lines: dict[asyncio.AbstractEventLoop, tuple[Line, _Ear]] = {}
+        self._heart = Heart(self._url, self._group, self._lease, self._timeout, self._known, self._clock)
+
+    # ------------------------------------------------------------------ claims
+
+    async def claim(
+        self,
+        wanted: Wanted,
+        *,
+        wait: float = 0.0,
+        take: Callable[[], bool] | None = None,
+        on_lost: Callable[[Grant], object] | None = None,
+    ) -> Grant | Refusal:
+        """All that is wanted at once, or nothing of it.
+
+        Args:
+            wanted: the ask.
+            wait: seconds to wait for it; 0: it is had now or refused.
+            take: called when something is offered to a waiter, to take what is local; False declines the offer.
+            on_lost: called if the grant is lost, from the thread of the heartbeats.
+
+        Returns:
+            The grant, renewed until it is released; or why there is none.
+
+        Raises:
+            EngineUnavailable: the server was not there as long as the wait lasted.
+            PolicyError: another secret is used in this group.
+
+        On cancel nothing stays held: what the claim may have got goes back by its id.
+        """
+        line, ear = self._line()
+        id = f"{self._prefix}{next(self._numbers):x}"
+        now = self._clock.now
+        until = now() + wait
+        grant: Grant | None = None
+        event: asyncio.Event | None = None
+        ttl, offer = round(3 * self._poll * MICROS), round(2 * self._poll * MICROS)
+        first = f'["claim","{id}",{self._lease_us},{wanted.text},'
+        first += f'{ttl},{offer},"{ear.channel}"]' if wait > 0 else "0]"
+        poll = f'["poll","{id}",{ttl}]'
+        text, waited, last = first, False, Refusal("pool")
+        try:
+            while True:
+                sent = now()
+                try:
+                    answer = await line.ask(text)
+                except EngineUnavailable:
+                    if now() >= until:
+                        raise
+                    await asyncio.sleep(min(OUTAGE_POLL, max(0.0, until - now())))
+                    text = first  # under the same id: what was granted meanwhile is told again
+                    continue
+                kind = answer[0]
+                if kind == 1:
+                    grant = Grant(id, answer[1] << 32 | answer[2], sent + self._lease, on_lost)
+                    self._heart.keep(grant)
+                    return grant
+                if kind == 0:
+                    return _refusal(answer, waited)
+                if kind == 3:
+                    taken = take is None or take()
+                    text = f'["confirm","{id}",{self._lease_us}]' if taken else f'["decline","{id}",{ttl}]'
+                    if taken:
+                        continue
+                    await line.ask(text)
+                elif kind == -1:  # it was forgotten: the wait begins again
+                    text = first
+                    if now() < until:
+                        continue
+                else:
+                    waited, last = True, _refusal(answer, True)
+                left = until - now()
+                if left <= 0:
+                    self._forget(line, id)
+                    return last
+                if event is None:
+                    event = ear.listen(id)
+                pause = min(self._poll, left)
+                if last.retry_after:
+                    pause = min(pause, last.retry_after)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), pause)
+                event.clear()
+                text = poll
+        except BaseException:
+            self._forget(line, id)
+            raise
+        finally:
+            if event is not None:
+                ear.forget(id)
+
+    def _forget(self, line: Line, id: str) -> None:
+        """Whatever it got goes back by its id; asked for as long as a lease lasts."""
+        with suppress(EngineUnavailable):
+            line.post(f'["release","{id}",0,"nothing"]', gives=True, until=self._clock.now() + self._lease)
+
+    def release(self, grant: Grant, *, begun: bool = True, verdict: Verdict = "well") -> asyncio.Future[Any]:
+        """Give all of it back. A plain call: it is done whether or not somebody waits for the answer.
+
+        Args:
+            grant: once for each.
+            begun: its first line was reached; False refunds what the rules allow.
+            verdict: how the call came back, for its breakers.
+
+        Returns:
+            [1], or [0]: it was over already, and nothing was given back.
+        """
+        self._heart.drop(grant)
+        line, _ = self._line()
+        text = f'["release","{grant.id}",{int(begun)},"{verdict if begun else "nothing"}"]'
+        return line.post(text, gives=True, until=self._clock.now() + self._lease)
+
+    def begun(self, grant: Grant) -> asyncio.Future[Any]:
+        """Its first line was reached: its starts count from now on."""
+        return self._post(f'["begun","{grant.id}"]')
+
+    def orphan(self, grant: Grant, step: int) -> asyncio.Future[Any]:
+        """Its work goes on after its result was sealed (1), or no longer (-1)."""
+        return self._post(f'["orphan","{grant.id}",{step}]')
+
+    def verdict(self, grant: Grant, verdict: Verdict) -> asyncio.Future[Any]:
+        """How it came back, for its breakers, before it is released."""
+        return self._post(f'["verdict","{grant.id}","{verdict}"]')
+
+    def pause(self, rate: str, seconds: float) -> asyncio.Future[Any]:
+        """Nothing starts by a rate for so long: whoever is behind it has said so."""
+        return self._post(json.dumps(["pause", rate, round(seconds * MICROS)]))
+
+    def _post(self, text: str) -> asyncio.Future[Any]:
+        return self._line()[0].post(text, gives=True, until=self._clock.now() + self._lease)
+
+    # ------------------------------------------------------------------ budgets
+
+    async def reserve(
+        self,
+        chain: Sequence[Limits],
+        calls: Sequence[Mapping[str, int] | None],
+        needs: Sequence[Sequence[int]] = (),
+    ) -> tuple[list[Grant | None], dict[int, Refusal]]:
+        """Reserve what the calls of a batch ask, in emitted order, each of them whole or not at all.
+
+        Args:
+            chain: the accounts on which the batch is.
+            calls: by unit in millionths, `calls` included; None for a call that will not start.
+            needs: for each call those before it without which it does not start.
+
+        Returns:
+            The share of each call that got one, renewed until `settle` or `refund`; and by index why not.
+        """
+        line, _ = self._line()
+        ids = [f"{self._prefix}{next(self._numbers):x}" for _ in calls]
+        rows: list[list[Any]] = [
+            [id, False if one is None else [[unit, str(amount)] for unit, amount in one.items()], []]
+            for id, one in zip(ids, calls, strict=True)
+        ]
+        for row, need in zip(rows, needs, strict=False):
+            row[2] = [index + 1 for index in need]
+        sent = self._clock.now()
+        body = ",".join(json.dumps(row) for row in rows)
+        try:
+            answer = await line.ask(f'["reserve",{chain_text(chain)},{self._lease_us},{body}]')
+        except BaseException:
+            for id in ids:
+                with suppress(EngineUnavailable):
+                    line.post(f'["drop","{id}"]', gives=True, until=sent + self._lease)
+            raise
+        lacks = {place - 1: Refusal("budget", account - 1, unit=unit.decode()) for place, account, unit, _ in answer}
+        short = set(lacks)
+        shares: list[Grant | None] = []
+        for index, (id, one) in enumerate(zip(ids, calls, strict=True)):
+            vain = one is None or any(shares[need] is None for need in (needs[index] if needs else ()) if need < index)
+            shares.append(None if index in short or vain else Grant(id, 0, sent + self._lease))
+        for share in shares:
+            if share is not None:
+                self._heart.keep(share)
+        return shares, lacks
+
+    def refund(self, share: Grant) -> asyncio.Future[Any]:
+        """The call does not start: what it has reserved or spent goes back."""
+        return self._end(share, "refund")
+
+    def settle(self, share: Grant) -> asyncio.Future[Any]:
+        """The work of the call has ended: of what it has charged, only that much is spent."""
+        return self._end(share, "settle")
+
+    def _end(self, share: Grant, what: str) -> asyncio.Future[Any]:
+        self._heart.drop(share)
+        return self._post(f'["{what}","{share.id}"]')
+
+    def charge(self, share: Grant, amounts: Mapping[str, int]) -> asyncio.Future[Any]:
+        """The handler of the call has spent so much, by unit in millionths."""
+        listed = [[unit, str(amount)] for unit, amount in amounts.items()]
+        return self._post(json.dumps(["charge", share.id, listed, next(self._numbers)]))
+
+    # ------------------------------------------------------------------ lines
+
+    def _line(self) -> tuple[Line, _Ear]:
+        if self._pid != os.getpid():
+            self._begin()
+        loop = asyncio.get_running_loop()
+        found = self._lines.get(loop)
+        if found is None:
+            line = Line(self._url, self._group, self._timeout, self._hello, self._known, self._clock)
+            ear = _Ear(self._url, f"towerman:{{{self._group}}}:hint:{self._prefix}", self._timeout)
+            found = self._lines[loop] = (line, ear)
+        return found
+
+    async def wait_idle(self) -> None:
+        """Until all that was posted from this loop has its answer."""
+        await self._line()[0].wait_idle()
+
+    async def aclose(self) -> None:
+        """The connections of this loop are closed, after what was posted; with the last loop the heartbeats end."""
+        line, ear = self._lines.pop(asyncio.get_running_loop(), (None, None))
+        if ear is not None:
+            await ear.close()
+        if line is not None:
+            await line.close()
+        if not self._lines:
+            await asyncio.to_thread(self._heart.close)
+            self._heart = Heart(self._url, self._group, self._lease, self._timeout, self._known, self._clock)
+
+    @property
+    def lost(self) -> int:
+        """Grants that were lost before they were released."""
+        return self._heart.lost
+
+    def statistics(self) -> dict[str, int]:
+        """Round trips, questions in them, grants and shares held, renewals answered and missed, grants lost."""
+        lines = [line for line, _ in self._lines.values()]
+        return {
+            "trips": sum(line.trips for line in lines),
+            "asked": sum(line.asked for line in lines),
+            "held": self._heart.held(),
+            "beats": self._heart.beats,
+            "missed": self._heart.missed,
+            "lost": self._heart.lost,
+        }
+
+    def __repr__(self) -> str:
+        return f"RedisLedger(group={self._group!r}, {self._heart.held()} held)"
+
+
+def _refusal(answer: Any, waited: bool) -> Refusal:
+    _, kind, place, detail = answer
+    name = KINDS[kind.decode()]
+    if name == "budget":
+        return Refusal(name, place - 1, unit=detail.decode(), waited=waited)
+    return Refusal(name, max(0, place - 1), detail / MICROS if detail else None, waited=waited)
+
+
+class _Ear:
+    """Hears hints: ids of waiters for whom something is new. They may be lost; whoever waits asks again anyway."""
+
+    __slots__ = ("_events", "_maker", "_task", "_timeout", "channel")
+
+    def __init__(self, url: str, channel: str, timeout: float) -> None:
+        self.channel = channel
+        self._maker = options(url, timeout, True)
+        self._timeout = timeout
+        self._events: dict[str, asyncio.Event] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def listen(self, id: str) -> asyncio.Event:
+        """Set when there is something new for this waiter."""
+        event = self._events[id] = asyncio.Event()
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._hear(), name="towerman engine ear")
+        return event
+
+    def forget(self, id: str) -> None:
+        """Nobody waits by that id any more."""
+        self._events.pop(id, None)
+
+    async def _hear(self) -> None:
+        while True:
+            connection = self._maker.make_connection()
+            try:
+                await connection.connect()
+                await connection.send_command("SUBSCRIBE", self.channel)
+                while True:
+                    message = await connection.read_response()
+                    event = self._events.get(message[2].decode()) if message[0] == b"message" else None
+                    if event is not None:
+                        event.set()
+            except Exception:  # whatever it is: it is only a hint
+                await asyncio.sleep(POLL)
+            finally:
+                await connection.disconnect(nowait=True)
+
+    async def close(self) -> None:
+        """It hears no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        await self._maker.disconnect()
