@@ -8,7 +8,8 @@ side. What they share is the layout of the data, which has a number of its own.
 House rules. Every number is whole: instants and lengths in microseconds, amounts in millionths; whatever could pass
 2^53 is kept in two parts. Time is the server's. Counts and records are read once, changed in memory and written at the
 very end, so that a call that fails has changed none of them; only places in lots are written at once, and a place
-without its record is put right by whoever meets it. No loop is longer than the bounds below, but for a change of a rate's numbers.
+without its record is put right by whoever meets it. No loop is longer than the bounds below and what is asked, but for a
+rate that becomes a bucket or stops being one.
 
 The head comment of the room (engines/__init__.py) says what the keys and records are and what is promised.
 ]]
@@ -25,6 +26,10 @@ local FORGOTTEN = 16 -- starts out of use that are forgotten at a time
 local CLAIMANTS = 16 -- promoted waiters at a time
 
 local NEVER = 4503599627370496 -- 2^52
+local LAST = 2 * NEVER -- numbers are exact up to there; what would be later is as late as that
+local MICRO = 1000000 -- microseconds in a second
+local LATE = MICRO -- what comes so late counts as now
+local SLOW = 10 -- seconds for which calls begin slowly after a pause where there is no rate
 local BASE = 1e15 -- amounts are high * BASE + low
 local BORN = 1735689600 -- epochs are seconds since 2025 began, or one more than the last
 local FENCES = 4294967296 -- fences of one epoch
@@ -167,11 +172,15 @@ local function open(keys, seen, lease)
     meta.quiet = (before or seen > 0) and now + meta.longest or 0
     return
   end
-  -- A clock that goes back has been set: what was a moment ago stays a moment ago.
+  -- A clock that goes back a little stands until it has caught up. By more: it has been set, and what was a moment ago
+  -- stays a moment ago.
   now = wall + meta.ahead
   if now < meta.last then
-    meta.ahead = meta.ahead + meta.last - now
+    if now < meta.last - LATE then
+      meta.ahead = meta.ahead + meta.last - now
+    end
     now = meta.last
+    wall = now - meta.ahead
   end
   meta.last = now
   if meta.run ~= server_run() then
@@ -211,23 +220,52 @@ local function modes_fit(one, other)
 end
 
 -- ------------------------------------------------------------------ rates
--- A meter is { limit, period, burst, reserve, until, pending, started, serial, a, b, c, d, looked after }. Limit 0: it only pauses.
--- Burst -1: an exact window, whose starts are in the ring from a up to b, and out of use from c up to a. Else a bucket:
--- the instant up to which all is used up is a + b / limit, and was c + d / limit before the newest came in.
+-- A meter is { limit, period, burst, reserve, until, pending, started, serial, a, b, c, calm, its rest, looked after }.
+-- Limit 0: it only pauses. Burst -1: an exact window, whose starts are in the ring from a up to b, and out of use from c
+-- up to a. Else a bucket: what has begun is used up at a + b / limit. Until is 0 where there was no pause; after one the
+-- next may start at calm + rest / limit. A product of an instant and a limit would pass 2^53: hence these two parts.
 
 local function meter_of(field)
   local found = cell(field)
   if not found then
-    found = { 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    found = { 0, 0, -1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
     cells[field] = found
   end
   return found
 end
 
--- n * period / limit: the whole part and the rest, in parts of limit.
-local function times(n, period, limit)
-  local rest = n * (period % limit)
-  return n * floor(period / limit) + floor(rest / limit), rest % limit
+-- n * length / limit: the whole part and the rest, in parts of limit. Also for an n below 0.
+local function times(n, length, limit)
+  local rest = n * (length % limit)
+  return n * floor(length / limit) + floor(rest / limit), rest % limit
+end
+
+-- whole + rest / limit and n lengths more, each times the limit.
+local function plus(m, whole, rest, n, length)
+  local limit = math.max(m[1], 1)
+  local more_whole, more_rest = times(n, length, limit)
+  whole, rest = whole + more_whole, rest + more_rest
+  if rest >= limit then
+    rest, whole = rest - limit, whole + 1
+  end
+  if whole >= LAST then
+    return LAST, 0
+  end
+  return whole, rest
+end
+
+-- The first whole instant that is not before whole + rest / limit less n lengths, each times the limit.
+local function minus(m, whole, rest, n, length)
+  local less_whole, less_rest = times(n, length, math.max(m[1], 1))
+  return whole - less_whole + (rest > less_rest and 1 or 0)
+end
+
+-- Not before that instant.
+local function at_least(whole, rest, instant)
+  if whole < instant then
+    return instant, 0
+  end
+  return whole, rest
 end
 
 local function start(field, index)
@@ -272,94 +310,139 @@ local function trim(field, m, instant)
   m[9] = high
 end
 
-local function meter_let_in(field, m, instant)
-  if m[1] == 0 then
-    return
-  elseif m[3] < 0 then
-    trim(field, m, instant - m[2])
+local function meter_let_in(field, m)
+  if m[1] > 0 and m[3] < 0 then
+    trim(field, m, now - m[2])
     forget_starts(field, m, FORGOTTEN)
-    return
   end
-  local whole, rest = m[9], m[10]
-  m[11], m[12] = whole, rest
-  if whole < instant then
-    whole, rest = instant, 0
-  end
-  local more_whole, more_rest = times(1, m[2], m[1])
-  rest = rest + more_rest
-  if rest >= m[1] then
-    rest, whole = rest - m[1], whole + 1
-  end
-  m[9], m[10] = whole + more_whole, rest
 end
 
 local function meter_begin(field, m, instant)
   if m[1] > 0 and m[3] < 0 then
     put_start(field, m[10], instant)
     m[10] = m[10] + 1
+  elseif m[1] > 0 then
+    local whole, rest = at_least(m[9], m[10], instant)
+    m[9], m[10] = plus(m, whole, rest, 1, m[2])
   end
 end
 
-local function meter_free_at(field, m, high)
+-- A pause ends at that instant: what of a bucket may come together then is used up.
+local function meter_use_up(m, instant)
+  if m[1] > 0 and m[3] >= 0 then
+    local whole, rest = plus(m, instant, 0, m[3] - m[4] - 1, m[2])
+    if m[9] < whole or (m[9] == whole and m[10] < rest) then
+      m[9], m[10] = whole, rest
+    end
+  end
+end
+
+-- How far apart starts are at an instant for the sake of the last pause, times the limit; 0: not any more.
+local function meter_gap(m, instant)
+  if m[5] == 0 or (m[1] > 0 and m[3] >= 0) then -- for a bucket its even pace is enough
+    return 0
+  elseif m[1] > 0 then
+    return instant < m[5] + m[2] and m[2] or 0
+  end
+  local passed = floor((instant - m[5]) / MICRO)
+  return passed < SLOW and floor(MICRO / 2 ^ math.max(0, passed)) or 0
+end
+
+-- When what the last pause has left is over.
+local function meter_eased(m)
+  if m[5] == 0 or (m[1] > 0 and m[3] >= 0) then
+    return m[5]
+  end
+  return m[5] + (m[1] > 0 and m[2] or SLOW * MICRO)
+end
+
+-- The earliest instant at which one more may start by what the last pause has left.
+local function meter_eased_at(m, high)
+  local gap = meter_gap(m, math.max(now, m[5]))
+  if gap == 0 then
+    return 0
+  end
+  local room = (high and m[4] or 0) - m[6]
+  if room < 0 then
+    return meter_eased(m)
+  end
+  return math.min(meter_eased(m), minus(m, m[12], m[13], room, gap))
+end
+
+-- Microseconds until one more may start, at least: so long if those that were let in begin now. 0: it may.
+local function meter_free_in(field, m, high)
   local instant = now
   if m[1] > 0 and m[3] < 0 then
     local count = m[10] - m[9]
     local over = count + m[6] - (high and m[1] or m[1] - m[4])
     if over >= count then
-      return NEVER
+      instant = now + m[2]
     elseif over >= 0 then
       instant = start(field, m[9] + over) + m[2]
     end
   elseif m[1] > 0 then
-    local whole, rest = times((high and m[3] or m[3] - m[4]) - 1, m[2], m[1])
-    instant = m[9] - whole + (m[10] > rest and 1 or 0)
+    local room = (high and m[3] or m[3] - m[4]) - 1 - m[6]
+    local whole, rest = m[9], m[10]
+    if room < 0 then
+      whole, rest = at_least(whole, rest, now)
+    end
+    instant = minus(m, whole, rest, room, m[2])
   end
-  return math.max(instant, m[5], now)
+  return math.min(math.max(instant, meter_eased_at(m, high), m[5], now) - now, NEVER)
 end
 
--- How many starts of the present explain what a bucket remembers.
+-- How many starts of the present explain what a bucket remembers; no more than its burst, the rest is of a pause.
 local function bucket_used(m)
-  if m[9] < now then
-    return 0
+  local low, high = 0, m[3]
+  while low < high do
+    local middle = floor((low + high) / 2)
+    if minus(m, m[9], m[10], middle, m[2]) <= now then
+      high = middle
+    else
+      low = middle + 1
+    end
   end
-  local function enough(n)
-    local whole, rest = times(n, m[2], m[1])
-    return m[9] - whole < now or (m[9] - whole == now and m[10] <= rest)
-  end
-  local n = math.max(0, floor((m[9] - now) / m[2] * m[1]) - 2)
-  while n > 0 and enough(n - 1) do
-    n = n - 1
-  end
-  while not enough(n) do
-    n = n + 1
-  end
-  return n
+  return low
 end
 
 -- The rule gets other numbers and keeps its past, as far as it can have it.
 local function meter_change(field, m, one)
-  local starts = {}
+  local felt = m[5] > now or meter_gap(m, now) > 0
+  local windows = m[1] > 0 and m[3] < 0 and one[2] > 0 and one[4] < 0
+  local starts, used = {}, 0
   if m[1] > 0 and m[3] < 0 then
     trim(field, m, now - m[2])
-    for index = m[9], m[10] - 1 do
-      starts[#starts + 1] = start(field, index)
+    if not windows then -- else they stay where they are
+      for index = m[9], m[10] - 1 do
+        starts[#starts + 1] = start(field, index)
+      end
+      m[9] = m[10]
+      forget_starts(field, m, NEVER)
     end
-    m[9] = m[10]
-    forget_starts(field, m, NEVER)
   elseif m[1] > 0 then
-    for _ = 1, bucket_used(m) - m[6] do
-      starts[#starts + 1] = now
-    end
+    used = bucket_used(m)
+  end
+  if m[13] > 0 then -- rounded up
+    m[12], m[13] = m[12] + 1, 0
   end
   m[1], m[2], m[3], m[4] = one[2], one[3], one[4], one[5]
-  m[9], m[10], m[11], m[12] = 0, 0, 0, 0
+  if not windows then
+    m[9], m[10], m[11] = 0, 0, 0
+  end
   for _, instant in ipairs(starts) do
-    meter_let_in(field, m, instant)
     meter_begin(field, m, instant)
   end
-  for _ = 1, m[6] do
-    meter_let_in(field, m, now)
+  if used > 0 and m[1] > 0 and m[3] >= 0 then
+    m[9], m[10] = plus(m, now, 0, used, m[2])
+  else
+    for _ = 1, used do
+      meter_begin(field, m, now)
+    end
   end
+  if felt then
+    meter_use_up(m, math.max(m[5], now))
+  end
+  meter_let_in(field, m)
   put(field, m)
 end
 
@@ -381,6 +464,10 @@ local function meter_begun(mark)
   local m = meter_of(field)
   m[6], m[7] = m[6] - 1, m[7] + 1
   meter_begin(field, m, now)
+  if m[5] > 0 and now >= m[5] then
+    local whole, rest = at_least(m[12], m[13], now)
+    m[12], m[13] = plus(m, whole, rest, 1, meter_gap(m, now))
+  end
   put(field, m)
   free(field) -- others learn when they may start
 end
@@ -389,11 +476,23 @@ local function meter_take_back(mark)
   local field = 'm' .. mark[1]
   local m = meter_of(field)
   m[6] = m[6] - 1
-  if m[1] > 0 and m[3] >= 0 and m[8] == mark[2] then
-    m[9], m[10] = m[11], m[12]
+  if m[3] >= 0 and m[8] ~= mark[2] then -- only the newest leaves no trace
+    meter_begin(field, m, now)
   end
   put(field, m)
   free(field)
+end
+
+-- Says whether that is longer than it was.
+local function meter_pause(field, instant)
+  local m = meter_of(field)
+  if instant <= m[5] then
+    return false
+  end
+  m[5], m[12], m[13] = instant, instant, 0
+  meter_use_up(m, instant)
+  put(field, m)
+  return true
 end
 
 -- When nothing of it is of any use any more; nil while that depends on others.
@@ -401,7 +500,7 @@ local function meter_rests(field, m)
   if m[6] > 0 then
     return nil
   end
-  local instant = m[5]
+  local instant = meter_eased(m)
   if m[1] > 0 and m[3] < 0 then
     if m[10] > m[9] then
       instant = math.max(instant, start(field, m[10] - 1) + m[2])
@@ -805,12 +904,9 @@ local function blocker(ask)
   for place, one in ipairs(ask.r) do
     local m, field = meter_for(one)
     if one[6] == 1 then
-      local instant = meter_free_at(field, m, high)
-      if instant > now then
-        if instant >= NEVER then -- if all that were let in begin now
-          instant = math.max(now + m[2], m[5])
-        end
-        return field, 'm', place, instant - now
+      local left = meter_free_in(field, m, high)
+      if left > 0 then
+        return field, 'm', place, left
       end
     end
   end
@@ -934,7 +1030,7 @@ local function take(r)
   for _, one in ipairs(r.a.r) do
     local m, field = meter_for(one)
     m[6], m[8] = m[6] + 1, m[8] + 1
-    meter_let_in(field, m, now)
+    meter_let_in(field, m)
     put(field, m)
     r.m[#r.m + 1] = { one[1], m[8] }
   end
@@ -1307,8 +1403,8 @@ local function look_again(field, state)
   return nil
 end
 
--- That an instant is noted for a state stands in the state: m[13], f[12], account.s.
-local NOTED = { m = 13, b = 12, a = 's' }
+-- That an instant is noted for a state stands in the state: m[14], f[12], account.s.
+local NOTED = { m = 14, b = 12, a = 's' }
 
 -- Some in each call. What is not forgotten is noted anew when it is written.
 local function sweep()
@@ -1657,14 +1753,7 @@ end
 
 -- { 'pause', key of a rate, microseconds }: nothing starts by it for so long. 1: that is longer than it was.
 function ops.pause(op)
-  local field = 'm' .. op[2]
-  local m = meter_of(field)
-  local later = now + op[3] > m[5]
-  if later then
-    m[5] = now + op[3]
-    put(field, m)
-  end
-  return { later and 1 or 0 }
+  return { meter_pause('m' .. op[2], math.min(now + op[3], NEVER)) and 1 or 0 }
 end
 
 -- { 'reserve', chain, lease, { share, asks, needs }, ... } in emitted order; needs are places of earlier ones, from 1.

@@ -50,12 +50,13 @@ class Rate(NamedTuple):
 
     Args:
         key: unique in the group.
-        numbers: limit, period in microseconds, burst or None for an exact window, reserve.
+        numbers: limit, period in microseconds, burst or None for an exact window, reserve; None: there is no limit,
+            but it can be paused.
         enforced: False: it is counted only.
     """
 
     key: str
-    numbers: Numbers
+    numbers: Numbers | None
     enforced: bool = True
 
 
@@ -149,6 +150,8 @@ class Wanted:
             _whole(pool.key, "permits", pool.units, 1)
             _whole(pool.key, "limit", pool.limit, 1)
         for rate in rates:
+            if rate.numbers is None:
+                continue
             limit, period, burst, _ = rate.numbers
             _whole(rate.key, "limit", limit, 1, 10**7)
             _whole(rate.key, "period in microseconds", period, 1)
@@ -180,7 +183,9 @@ def _whole(key: str, what: str, number: int, least: int, most: int = MOST) -> No
         raise PolicyError(f"engine: {key}: {what} must be from {least} to {most - 1:,}, an engine counts no further")
 
 
-def _numbers(numbers: Numbers) -> tuple[int, int, int, int]:
+def _numbers(numbers: Numbers | None) -> tuple[int, int, int, int]:
+    if numbers is None:
+        return 0, 0, -1, 0
     limit, period, burst, reserve = numbers
     return limit, period, -1 if burst is None else burst, reserve
 
