@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pwd
 import signal
@@ -24,6 +25,7 @@ from servers import PATIENCE, Server, free_port
 from towerman.calls import COMPATIBLE, IS, IX, S, X
 from towerman.clock import RealClock
 from towerman.engines import line as line_room
+from towerman.engines import redis as redis_room
 from towerman.engines.library import keys_of, library, named
 from towerman.engines.redis import RedisLedger
 from towerman.engines.words import Breaker, EngineUnavailable, Grant, Limits, Pool, Rate, Refusal, Wanted
@@ -265,6 +267,108 @@ def test_r102_a_reservation_of_whoever_dies_goes_back(server: Server) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def rows_of(text: str) -> int:
+    """Calls of batches in what is sent in one call of the server."""
+    return sum(len(op) - {"reserve": 3, "part": 4}.get(op[0], len(op)) for op in json.loads(text))
+
+
+def test_g11_a_very_long_batch_keeps_nobody_waiting(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G9, G11: 3,000 calls reserve in parts, in order, so that no call of the server does more work than any other."""
+    sent: list[int] = []
+    real = line_room.Line._call
+
+    async def call(self: Any, function: str, texts: list[str]) -> list[Any]:
+        sent.append(rows_of(f"[{','.join(texts)}]"))
+        return await real(self, function, texts)
+
+    monkeypatch.setattr(line_room.Line, "_call", call)
+
+    async def main() -> None:
+        chain = [Limits("tenant:a", (("calls", 2_500 * MICRO),))]
+        async with ledgers(1, server.url, lease=30.0) as [ledger]:
+            shares, lacks = await ledger.reserve(chain, [{"calls": MICRO}] * 3_000)
+            assert [share is not None for share in shares] == [True] * 2_500 + [False] * 500
+            assert lacks == dict.fromkeys(range(2_500, 3_000), Refusal("budget", 0, unit="calls"))
+            assert ledger.statistics()["held"] == 2_500
+            assert sum(sent) == 3_000 and max(sent) <= line_room.TOGETHER
+            for share in shares:
+                if share is not None:
+                    ledger.refund(share)
+            sent.clear()
+            answers = await asyncio.gather(*(ledger.reserve(chain, [{"calls": MICRO}] * 100) for _ in range(20)))
+            assert not any(lack for _, lack in answers)
+            assert sum(sent) == 2_000 and max(sent) <= line_room.TOGETHER
+
+            # What is not run in part goes back, all of it.
+            whole = [Limits("tenant:b", (("calls", 2_500 * MICRO),), partial=False)]
+            shares, lacks = await ledger.reserve(whole, [{"calls": MICRO}] * 3_000)
+            assert shares == [None] * 3_000
+            assert lacks == dict.fromkeys(range(3_000), Refusal("budget", 0, unit="calls"))
+            shares, lacks = await ledger.reserve(whole, [{"calls": MICRO}] * 2_500)
+            assert not lacks and None not in shares
+
+            # Who is cancelled in the middle has nothing.
+            cut = [Limits("tenant:c", (("calls", 3_000 * MICRO),))]
+            sent.clear()
+            task = asyncio.create_task(ledger.reserve(cut, [{"calls": MICRO}] * 3_000))
+            while len(sent) < 3:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert task.cancelled()
+            shares, lacks = await ledger.reserve(cut, [{"calls": MICRO}] * 3_000)
+            assert not lacks and None not in shares
+
+    go(main())
+
+
+UNITS = ("calls", "tokens")
+batches = st.lists(
+    st.tuples(
+        st.one_of(st.none(), st.dictionaries(st.sampled_from(UNITS), st.integers(0, 4), min_size=1)),
+        st.lists(st.integers(0, 11), max_size=2),
+    ),
+    min_size=2,
+    max_size=12,
+)
+
+
+@given(
+    batch=batches,
+    limits=st.lists(
+        st.tuples(st.dictionaries(st.sampled_from(UNITS), st.integers(0, 12), min_size=1), st.booleans()),
+        min_size=1,
+        max_size=2,
+    ),
+)
+@settings(max_examples=60)
+def test_g9_a_batch_in_parts_gets_what_it_would_get_at_once(shared: Server, batch: Any, limits: Any) -> None:
+    """G9, S8: who gets a share, who does not, and why, does not depend on how a batch is sent."""
+    calls = [one for one, _ in batch]
+    needs = [[need for need in one if need < index] for index, (_, one) in enumerate(batch)]
+    chain = [
+        Limits(f"tenant:{place}", tuple(limit.items()), partial=partial)
+        for place, (limit, partial) in enumerate(limits)
+    ]
+
+    async def main() -> list[Any]:
+        found = []
+        for most in (128, 3):
+            with redis.Redis.from_url(shared.url) as client, pytest.MonkeyPatch.context() as patch:
+                client.flushall()
+                patch.setattr(redis_room, "TOGETHER", most)
+                async with ledgers(1, shared.url) as [ledger]:
+                    shares, lacks = await ledger.reserve(chain, calls, needs)
+                    await ledger.wait_idle()
+                    left = Direct(client, "default", timed=False).look(*[f"a{one.key}" for one in chain])
+                    reserved = [{**named_values(one), "e": 0, "w": 0} if one else {} for one in left]
+                    found.append(([share is None for share in shares], lacks, reserved, ledger.statistics()["held"]))
+        return found
+
+    at_once, in_parts = asyncio.run(asyncio.wait_for(main(), 60))
+    assert in_parts == at_once
+
+
 def test_after_a_fork_what_the_parent_holds_is_the_parents(server: Server) -> None:
     """G3: a forked child holds nothing, renews nothing and has a connection and names of its own."""
 

@@ -1756,11 +1756,11 @@ function ops.pause(op)
   return { meter_pause('m' .. op[2], math.min(now + op[3], NEVER)) and 1 or 0 }
 end
 
--- { 'reserve', chain, lease, { share, asks, needs }, ... } in emitted order; needs are places of earlier ones, from 1.
--- Answers { place, account, unit, whole } of those that get nothing.
-function ops.reserve(op)
+-- Those after `before` reserve, as far as units are not closed to them. A batch that is here as a whole is undone as a
+-- whole if it may not be run in part.
+local function reserve(op, before, closed, is_whole)
   local chain = op[2]
-  local short, order, closed, nothing = {}, {}, {}, {}
+  local short, order, nothing = {}, {}, {}
   local partial = true
   for _, limited in ipairs(chain) do
     account_for(limited[1], limited[2])
@@ -1770,9 +1770,9 @@ function ops.reserve(op)
   for index, limited in ipairs(chain) do
     keys[index] = { limited[1], limited[2] }
   end
-  for place = 4, #op do
+  for place = before + 1, #op do
     local one = op[place]
-    local index = place - 3
+    local index = place - before
     local by, some = parsed(one[2] or {})
     local vain = not one[2] or record(one[1]) -- it will not start; or its answer did not arrive
     nothing[index] = not one[2]
@@ -1813,23 +1813,24 @@ function ops.reserve(op)
     end
   end
   local whole = {}
-  if #order > 0 and not partial then -- nobody gets anything; who would have is told what was in the way of the first
+  if #order > 0 and is_whole and not partial then -- nobody gets anything; who would have is told what was in the way of the first
     local first = short[order[1]]
     order = {}
-    for place = 4, #op do
+    for place = before + 1, #op do
       local one = op[place]
       local share = record(one[1])
       if share then
         share_refund(share)
         drop(one[1])
       end
-      if not nothing[place - 3] then
-        order[#order + 1] = place - 3
-        short[place - 3] = short[place - 3] or first
+      local index = place - before
+      if not nothing[index] then
+        order[#order + 1] = index
+        short[index] = short[index] or first
       end
     end
     for _, index in ipairs(order) do
-      whole[index] = not share_lack({ q = op[index + 3][2] }, chain)
+      whole[index] = not share_lack({ q = op[before + index][2] }, chain)
     end
   end
   local answer = {}
@@ -1837,6 +1838,28 @@ function ops.reserve(op)
     answer[#answer + 1] = { index, short[index][1], short[index][2], whole[index] and 1 or 0 }
   end
   return answer
+end
+
+-- { 'reserve', chain, lease, { share, asks, needs }, ... } in emitted order; needs are places of earlier ones, from 1.
+-- Answers { place, account, unit, whole } of those that get nothing.
+function ops.reserve(op)
+  return reserve(op, 3, {}, true)
+end
+
+-- { 'part', chain, lease, closed, { share, asks, needs }, ... }: some of a batch that is too long for one call. Answers
+-- the same and what is closed to those after them, so that the cheaper does not overtake. Whether the rest goes back is
+-- up to the asker.
+function ops.part(op)
+  local closed = {}
+  for _, name in ipairs(op[4]) do
+    closed[name] = true
+  end
+  local answer = reserve(op, 4, closed, false)
+  local names = {}
+  for name in pairs(closed) do
+    names[#names + 1] = name
+  end
+  return { answer, names }
 end
 
 local function share_op(act)

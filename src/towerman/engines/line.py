@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from towerman.clock import Clock
 
 TOGETHER: Final = 128
-"""Questions in one call."""
+"""Questions in one call, or as much work as so many: whoever else asks the server waits as long as one call takes."""
 
 PAUSE: Final = 0.05
 """Seconds between two attempts of what must arrive, at first."""
@@ -155,15 +155,19 @@ class Question:
         answer: of the loop of the line.
         gives: it only gives back.
         until: it is tried again until that instant; None: not at all.
+        weight: how many plain questions are as much work.
     """
 
-    __slots__ = ("answer", "gives", "text", "until")
+    __slots__ = ("answer", "gives", "text", "until", "weight")
 
-    def __init__(self, text: str, answer: asyncio.Future[Any], gives: bool, until: float | None) -> None:
+    def __init__(
+        self, text: str, answer: asyncio.Future[Any], gives: bool, until: float | None, weight: int = 1
+    ) -> None:
         self.text = text
         self.answer = answer
         self.gives = gives
         self.until = until
+        self.weight = weight
 
 
 class Line:
@@ -215,30 +219,33 @@ class Line:
 
     # ------------------------------------------------------------------ asking
 
-    def post(self, text: str, *, gives: bool = False, until: float | None = None) -> asyncio.Future[Any]:
+    def post(
+        self, text: str, *, gives: bool = False, until: float | None = None, weight: int = 1
+    ) -> asyncio.Future[Any]:
         """Ask without waiting; the answer comes in the future, whoever waits for it or not.
 
         Args:
             text: the question.
             gives: it only gives back, which is possible when the server has no memory left.
             until: an instant up to which it is asked again while the server is not there.
+            weight: how many plain questions are as much work; one that is heavier than `TOGETHER` travels alone.
         """
         if self._closed:
             raise EngineUnavailable("it has been closed")
         answer: asyncio.Future[Any] = self._loop.create_future()
         answer.add_done_callback(_heard)
-        self._queue.append(Question(text, answer, gives, until))
+        self._queue.append(Question(text, answer, gives, until, weight))
         if self._task is None:
             self._task = self._loop.create_task(self._carry(), name="towerman engine line")
         return answer
 
-    async def ask(self, text: str) -> Any:
+    async def ask(self, text: str, *, weight: int = 1) -> Any:
         """Ask and wait for the answer.
 
         Raises:
             EngineUnavailable: there is none; whether it was done is not known.
         """
-        return await self.post(text)
+        return await self.post(text, weight=weight)
 
     async def wait_idle(self) -> None:
         """Until all that was asked so far has its answer, or will have none."""
@@ -260,7 +267,7 @@ class Line:
         questions: list[Question] = []
         try:
             while self._queue:
-                questions = [self._queue.popleft() for _ in range(min(TOGETHER, len(self._queue)))]
+                questions = self._next()
                 try:
                     answers = await self._trip(questions)
                 except Exception as error:
@@ -276,6 +283,14 @@ class Line:
             self._task = None
             for question in (*questions, *self._queue):  # the loop is at its end
                 question.answer.cancel()
+
+    def _next(self) -> list[Question]:
+        """The questions of one call, at least one."""
+        questions, weight = [self._queue.popleft()], 0
+        weight += questions[0].weight
+        while self._queue and (weight := weight + self._queue[0].weight) <= TOGETHER:
+            questions.append(self._queue.popleft())
+        return questions
 
     async def _failed(self, questions: list[Question], error: Exception) -> None:
         """Whoever asked is told; what must arrive is asked again after a pause."""

@@ -29,7 +29,7 @@ from typing import Any, Final
 from towerman.breaker import Verdict
 from towerman.clock import Clock, RealClock
 from towerman.engines.heart import Heart
-from towerman.engines.line import Known, Line, options
+from towerman.engines.line import TOGETHER, Known, Line, options
 from towerman.engines.words import KINDS, MICROS, EngineUnavailable, Grant, Limits, Refusal, Wanted, chain_text
 from towerman.errors import PolicyError
 
@@ -37,6 +37,9 @@ LONGEST_LEASE: Final = 3_600.0
 SHORTEST_LEASE: Final = 0.1
 POLL: Final = 1.0
 """Seconds after which a waiter asks again, at most."""
+
+LIGHT: Final = 8
+"""Amounts that are looked at in accounts for one call of a batch, and weigh no more than any question."""
 
 OUTAGE_POLL: Final = 0.25
 """Seconds between attempts while the server is not there."""
@@ -241,34 +244,54 @@ class RedisLedger:
 
         Returns:
             The share of each call that got one, renewed until `settle` or `refund`; and by index why not.
+
+        A batch of very many calls is reserved in parts, in order, so that no call of the server takes long: others may
+        reserve in between. On cancel, and when the server is not there, what it may have reserved goes back.
         """
         line, _ = self._line()
         ids = [f"{self._prefix}{next(self._numbers):x}" for _ in calls]
-        rows: list[list[Any]] = [
-            [id, False if one is None else [[unit, str(amount)] for unit, amount in one.items()], []]
-            for id, one in zip(ids, calls, strict=True)
-        ]
-        for row, need in zip(rows, needs, strict=False):
-            row[2] = [index + 1 for index in need]
-        sent = self._clock.now()
-        body = ",".join(json.dumps(row) for row in rows)
-        try:
-            answer = await line.ask(f'["reserve",{chain_text(chain)},{self._lease_us},{body}]')
-        except BaseException:
-            for id in ids:
-                with suppress(EngineUnavailable):
-                    line.post(f'["drop","{id}"]', gives=True, until=sent + self._lease)
-            raise
-        lacks = {place - 1: Refusal("budget", account - 1, unit=unit.decode()) for place, account, unit, _ in answer}
-        short = set(lacks)
+        parts = _parts(calls, len(chain))
+        accounts = chain_text(chain)
         shares: list[Grant | None] = []
-        for index, (id, one) in enumerate(zip(ids, calls, strict=True)):
-            vain = one is None or any(shares[need] is None for need in (needs[index] if needs else ()) if need < index)
-            shares.append(None if index in short or vain else Grant(id, 0, sent + self._lease))
+        lacks: dict[int, Refusal] = {}
+        closed: list[str] = []
+        try:
+            for first, last, weight in parts:
+                rows = _rows(ids, calls, needs, shares, range(first, last))
+                sent = self._clock.now()
+                if len(parts) == 1:
+                    answer = await line.ask(f'["reserve",{accounts},{self._lease_us}{rows}]', weight=weight)
+                else:
+                    text = f'["part",{accounts},{self._lease_us},{json.dumps(closed)}{rows}]'
+                    answer, names = await line.ask(text, weight=weight)
+                    closed = [name.decode() for name in names]
+                for place, account, unit, _ in answer:
+                    lacks[first + place - 1] = Refusal("budget", account - 1, unit=unit.decode())
+                for index in range(first, last):
+                    vain = calls[index] is None or any(shares[need] is None for need in _before(needs, index))
+                    share = None if index in lacks or vain else Grant(ids[index], 0, sent + self._lease)
+                    shares.append(share)
+                    if share is not None:
+                        self._heart.keep(share)
+        except BaseException:
+            self._drop(line, ids, shares)
+            raise
+        if lacks and len(parts) > 1 and not all(one.partial for one in chain):
+            told = lacks[min(lacks)]
+            lacks |= {index: told for index, share in enumerate(shares) if share is not None}
+            self._drop(line, [share.id for share in shares if share is not None], shares)
+            shares = [None] * len(calls)
+        return shares, dict(sorted(lacks.items()))
+
+    def _drop(self, line: Line, ids: Sequence[str], shares: Sequence[Grant | None]) -> None:
+        """What was reserved, or may have been, goes back by its id."""
         for share in shares:
             if share is not None:
-                self._heart.keep(share)
-        return shares, lacks
+                self._heart.drop(share)
+        until = self._clock.now() + self._lease
+        for id in ids:
+            with suppress(EngineUnavailable):
+                line.post(f'["drop","{id}"]', gives=True, until=until)
 
     def refund(self, share: Grant) -> asyncio.Future[Any]:
         """The call does not start: what it has reserved or spent goes back."""
@@ -334,6 +357,39 @@ class RedisLedger:
 
     def __repr__(self) -> str:
         return f"RedisLedger(group={self._group!r}, {self._heart.held()} held)"
+
+
+def _parts(calls: Sequence[Mapping[str, int] | None], accounts: int) -> list[tuple[int, int, int]]:
+    """Which calls of a batch reserve together: first, last and one, and what that weighs on a line."""
+    parts, first, weight = [], 0, 0
+    for index, one in enumerate(calls):
+        own = max(1, accounts * len(one or ()) // LIGHT)
+        if index > first and weight + own > TOGETHER:
+            parts.append((first, index, weight))
+            first, weight = index, 0
+        weight += own
+    return [*parts, (first, len(calls), weight)]
+
+
+def _before(needs: Sequence[Sequence[int]], index: int) -> list[int]:
+    return [need for need in needs[index] if need < index] if needs else []
+
+
+def _rows(
+    ids: Sequence[str],
+    calls: Sequence[Mapping[str, int] | None],
+    needs: Sequence[Sequence[int]],
+    shares: Sequence[Grant | None],
+    part: range,
+) -> str:
+    """Calls of a batch as the functions take them; shares of those before them are known."""
+    rows = []
+    for index in part:
+        one, before = calls[index], _before(needs, index)
+        vain = one is None or any(need < part.start and shares[need] is None for need in before)
+        asks = False if vain else [[unit, str(amount)] for unit, amount in (one or {}).items()]
+        rows.append([ids[index], asks, [need - part.start + 1 for need in before if need >= part.start]])
+    return "".join("," + json.dumps(row) for row in rows)
 
 
 def _refusal(answer: Any, waited: bool) -> Refusal:
