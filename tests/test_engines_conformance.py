@@ -304,9 +304,14 @@ def _wire(numbers: Numbers | None) -> list[int]:
 
 @st.composite
 def rate_numbers(draw: st.DrawFn) -> Numbers:
-    """Limit, period, burst and reserve; short periods and long ones, with rests and without."""
-    limit, period = draw(st.integers(1, 5)), draw(st.one_of(st.integers(1, 30), st.just(86_400 * MICRO)))
+    """Limit, period, burst and reserve; short periods and long ones, with rests and without.
+
+    Instants times the larger limits are far beyond 2^53, and the rests are as large as they can be.
+    """
+    small = st.integers(1, 5)
+    limit = draw(st.one_of(small, small, small, st.sampled_from([999_983, 9_999_999])))
     burst = draw(st.one_of(st.none(), st.integers(1, 4)))
+    period = draw(st.one_of(st.integers(1, 30), st.just(86_400 * MICRO)))
     most = limit if burst is None else burst
     return limit, period, burst, draw(st.integers(0, most - 1))
 
@@ -639,6 +644,13 @@ BUDGETS_SPOILED = {
 QUICK = {
     "a pool of one less",
     "a bucket a microsecond late",
+    "a bucket that forgets a rest",
+    "a pause that leaves nothing",
+    "a pause that leaves a bucket full",
+    "a pause that takes the reserve",
+    "a pause that is over with new numbers",
+    "new numbers that forget a bucket",
+    "a little late is set back",
     "a millionth too many",
     "the cheaper overtakes",
     "weeks from Thursdays",

@@ -228,6 +228,10 @@ def test_what_is_told_of_a_running_call(server: Server) -> None:
             assert await ledger.pause("R", 30.0) == [1]
             paused = await refused(ledger, wanted)
             assert paused.kind == "rate" and paused.retry_after == pytest.approx(30, abs=1)
+            bare = Wanted(rates=[Rate("N", None)])  # no limit, but whoever is behind it can be busy
+            assert await ledger.release(await granted(ledger, bare)) == [1]
+            assert await ledger.pause("N", 30.0) == [1]
+            assert (await refused(ledger, bare)).retry_after == pytest.approx(30, abs=1)
             assert await ledger.verdict(first, "failed") == [1, [1]]
             assert (await refused(ledger, wanted)).kind == "breaker"
             assert await ledger.release(first) == [1]
@@ -253,11 +257,12 @@ def test_r102_a_reservation_of_whoever_dies_goes_back(server: Server) -> None:
             assert gone.kind == "reservation"
             [again], _ = await other.reserve(chain, [{"calls": MICRO}])
             assert again is not None
-            cancelled = asyncio.create_task(one.reserve(chain, [{"calls": MICRO}]))
-            await asyncio.sleep(0)
             await other.refund(again)
+            cancelled = asyncio.create_task(one.reserve(chain, [{"calls": MICRO}]))
+            await asyncio.sleep(0)  # it has asked, and has no answer yet: the server grants what nobody waits for
             cancelled.cancel()
             await asyncio.gather(cancelled, return_exceptions=True)
+            assert cancelled.cancelled()
             await one.wait_idle()
             [last], _ = await other.reserve(chain, [{"calls": MICRO}])
             assert last is not None

@@ -18,7 +18,11 @@ its waiter stands where it stood. Whoever gives something back looks, in the sam
 order of rank: class, promotion, coming. One that was passed 16 times is promoted and hides what it needs from others.
 
 Time is the server's. Clients send lengths, never instants. If the server's clock goes back, what was a moment ago stays
-a moment ago; if it jumps ahead, leases end early, and their holders are told.
+a moment ago (by up to a second: it stands until it has caught up); if it jumps ahead, leases end early, and their
+holders are told.
+
+No call of the server does much at once: what has expired, waiters and questions are so many at a time, and a very long
+batch reserves its budgets in parts.
 
 What is promised, while the data survive: no limit is exceeded, whoever dies gives back within its lease, a fence never
 goes back. What is not: a server that loses writes (a replica that is promoted, a file that is some seconds old) has
