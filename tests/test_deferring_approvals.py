@@ -852,7 +852,7 @@ def test_s4_another_yes_with_other_arguments_is_another_decision(tmp_path: Path)
 
 @pytest.mark.parametrize("said", ["by the journal", "with the call"])
 def test_s4_an_edited_yes_that_comes_again_when_its_call_is_over(tmp_path: Path, said: str) -> None:
-    """S4: the same decision changes nothing, also when its arguments are not stored any more, and another is refused."""
+    """S4: the same decision changes nothing, also when its arguments are not stored any more; another is refused."""
 
     async def main() -> None:
         till = Till(str(tmp_path / "j.db"))
