@@ -24,7 +24,7 @@ from towerman.breaker import Circuit
 from towerman.budgets import CALLS, Account, Asks, Book, Shares, next_window
 from towerman.calls import IS, IX, S, X
 from towerman.engines.library import named
-from towerman.ledger import Fuse, Ledger, Marks, Meter, Node, Pool, Wants
+from towerman.ledger import LATE, Fuse, Ledger, Marks, Meter, Node, Pool, Wants
 from towerman.rates import MICRO, NEVER, Bucket, Numbers, Window, make
 
 redis = pytest.importorskip("redis", reason="no redis-py: pip install 'towerman[redis]'")
@@ -720,13 +720,20 @@ def test_a_spoiled_budget_is_noticed(client: Any, name: str) -> None:
     client.function_delete(direct.library.name)
 
 
-@given(day=st.integers(0, 60_000), us=st.integers(0, 86_400 * MICRO - 1), per=st.sampled_from(["week", "month", "day"]))
+@given(
+    day=st.integers(1, 60_000),
+    us=st.integers(0, 86_400 * MICRO - 1),
+    per=st.sampled_from(["week", "month", "day"]),
+    late=st.sampled_from([0, 1, LATE]),
+)
 @settings(max_examples=150)
-def test_g9_windows_of_the_calendar_end_when_the_book_says(client: Any, day: int, us: int, per: str) -> None:
-    """G9: weeks, months and days end at the same instant, in any year up to 2134."""
+def test_g9_windows_of_the_calendar_end_when_the_book_says(client: Any, day: int, us: int, per: str, late: int) -> None:
+    """G9: weeks, months and days end at the same instant, in any year up to 2134; what comes late counts as now."""
     direct = Direct(client, "calendar")
     instant = day * 86_400 * MICRO + us
     direct.at(instant)
+    direct.look()
+    direct.at(instant - late)
     try:
         chain = [["tenant:a", WINDOWS[per], 1, [CALLS, str(MICRO)]]]
         assert direct.one("reserve", chain, LEASE, ["one", [[CALLS, str(MICRO)]], []]) == []

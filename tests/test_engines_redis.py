@@ -1169,6 +1169,20 @@ def test_work_is_bounded_and_goes_on_in_the_next_call(direct: Direct) -> None:
     assert named_values(direct.look("#")[0])["records"] == 0
 
 
+def test_a_rate_that_is_only_watched_never_counts_further_than_a_server_can(direct: Direct) -> None:
+    """G3: starts far beyond a rate, and a pause for ever, leave an instant that is still a whole number."""
+    long = 1 << 51
+    watched, enforced = (ask(rates=[["R", 1, long, 1, 0, number]]) for number in (0, 1))
+    for number in range(10):
+        assert direct.one("claim", f"l{number}", LEASE, watched, 0)[0] == 1
+        assert direct.one("release", f"l{number}", 1, "well") == [1]
+    assert direct.look("mR")[0][8:10] == [1 << 53, 0]
+    assert direct.one("claim", "l", LEASE, enforced, 0) == [0, "m", 1, 1 << 52]
+    assert direct.one("pause", "R", 1 << 52) == [1]
+    assert direct.look("mR")[0][4] == 1 << 52
+    assert direct.one("claim", "l", LEASE, enforced, 0) == [0, "m", 1, 1 << 52]
+
+
 def test_a_claim_that_is_asked_twice_is_had_once(direct: Direct) -> None:
     """G3: whoever did not get its answer asks again under the same id and is told the same."""
     one = ask([["P", 1, 2, 0]], rates=[["R", 5, MICRO, -1, 0, 1]])
