@@ -6,6 +6,9 @@ payload has the calls as they came, the results that are sealed, and for each op
 bound to, its state, and when its time is over by the calendar, since the clocks of two processes have nothing else in
 common.
 
+A step of a plan into whose arguments results were filled is asked for, and goes on, with these. What the journal knows
+it by are the arguments as they were handed in, so that it is one call whichever way it comes: the record has both.
+
 Without a secret nothing is signed: whoever can change the text can say that a call was approved. What it is bound to
 is then a digest under a key that stands in the text, which guards against mistakes (other tools, other defaults) and
 not against anybody.
@@ -29,8 +32,8 @@ from towerman.calls import Applied, Arguments, Batch, Call, Outcome, Result, Ret
 from towerman.errors import Code, InputError
 from towerman.records import keyed
 
-VERSION: Final = 1
-"""The form that is written, and the only one that is read."""
+VERSION: Final = 2
+"""The newest form. The first one does not know of arguments that were filled in, and is written where none were."""
 
 Field = Callable[[object], bool]
 
@@ -48,6 +51,7 @@ class Open:
         expires_at: Unix time at which its time is over.
         hidden: an identical call is asked for in its place.
         arguments: those that the approval brought, or None.
+        written: of a call into whose arguments results were filled, those that were handed in; else None.
     """
 
     approval_id: str
@@ -58,6 +62,7 @@ class Open:
     expires_at: float
     hidden: bool = False
     arguments: Arguments | None = field(default=None, repr=False)
+    written: Arguments | str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         InputError: something in it is no JSON.
     """
     batch = one.batch
+    version = 1 if all(each.written is None for each in one.opened.values()) else VERSION
     payload = {
         "run_id": one.run_id,
         "tenant": one.tenant,
@@ -172,6 +178,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
                 "expires_at": each.expires_at,
                 "hidden": each.hidden,
                 "arguments": each.arguments,
+                **({} if version == 1 else {"written": each.written}),
             }
             for index, each in one.opened.items()
         ],
@@ -182,8 +189,8 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         text = json.dumps(payload, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError):
         raise InputError("state: an open call has arguments that JSON has no form for; hand them in as JSON") from None
-    signature = None if secret is None else _sign(secret, text)
-    return json.dumps({"towerman_state": VERSION, "payload": text, "signature": signature})
+    signature = None if secret is None else _sign(secret, text, version)
+    return json.dumps({"towerman_state": version, "payload": text, "signature": signature})
 
 
 def _plain(value: object) -> object:
@@ -192,8 +199,8 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _sign(secret: bytes, payload: str) -> str:
-    return keyed(secret, f"batch state {VERSION}", payload).hex()
+def _sign(secret: bytes, payload: str, version: int) -> str:
+    return keyed(secret, f"batch state {version}", payload).hex()
 
 
 # -------------------------------------------------------------------------------------------- reading
@@ -213,14 +220,15 @@ def read_state(given: object, secret: bytes | None) -> Suspended:
     Raises:
         InputError: it is no such text, has another version, or its signature does not fit. Nothing was run.
     """
-    payload = _payload(given, secret)
+    version, payload = _payload(given, secret)
     try:
-        return _suspended(payload)
+        return _suspended(payload, _OPEN if version == 1 else _OPEN_NOW)
     except _Wrong as wrong:
         raise InputError(f"state: {wrong} is not as it was written; hand in what state() gave, unchanged") from None
 
 
-def _payload(given: object, secret: bytes | None) -> object:
+def _payload(given: object, secret: bytes | None) -> tuple[int, object]:
+    """Its version, and what it says."""
     outer = given
     if isinstance(given, str | bytes | bytearray):
         try:
@@ -232,20 +240,20 @@ def _payload(given: object, secret: bytes | None) -> object:
     version, payload, signature = outer.get("towerman_state"), outer.get("payload"), outer.get("signature")
     if not isinstance(version, int) or isinstance(version, bool) or not isinstance(payload, str):
         raise InputError("state: it is no state of a batch; hand in what state() gave, unchanged")
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         told = version if abs(version) < 10**6 else "another one"
-        raise InputError(f"state: it has version {told}, and this Towerman reads version {VERSION} only")
+        raise InputError(f"state: it has version {told}, and this Towerman reads versions 1 to {VERSION}")
     if secret is None and signature is not None:
         raise InputError("state: it is signed, and this tower has no secret to look at that with; say Tower(secret=)")
     if secret is not None:
         if signature is None:
             raise InputError("state: it is not signed, and this tower has a secret; make it with the same secret")
         if not isinstance(signature, str) or not hmac.compare_digest(
-            signature.encode("utf-8", "replace"), _sign(secret, payload).encode()
+            signature.encode("utf-8", "replace"), _sign(secret, payload, version).encode()
         ):
             raise InputError("state: its signature does not fit: it was changed, or made with another secret")
     try:
-        return json.loads(payload)
+        return version, json.loads(payload)
     except (ValueError, RecursionError):
         raise InputError("state: its payload is no JSON; hand in what state() gave, unchanged") from None
 
@@ -355,6 +363,12 @@ _OPEN: Final[Mapping[str, Field]] = {
     "arguments": _is_object_or_none,
 }
 
+_OPEN_NOW: Final[Mapping[str, Field]] = {
+    **_OPEN,
+    "written": lambda value: value is None or isinstance(value, str | dict),
+}
+"""Since version 2."""
+
 
 def _checked(value: object, wanted: Mapping[str, Field], place: str) -> dict[str, object]:
     if not isinstance(value, dict) or value.keys() != wanted.keys():
@@ -365,7 +379,7 @@ def _checked(value: object, wanted: Mapping[str, Field], place: str) -> dict[str
     return value
 
 
-def _suspended(payload: object) -> Suspended:
+def _suspended(payload: object, wanted: Mapping[str, Field]) -> Suspended:
     given = _checked(payload, _PAYLOAD, "")
     calls = tuple(
         _call(_checked(one, _CALL, f"calls[{place}]")) for place, one in enumerate(cast("list[object]", given["calls"]))
@@ -374,7 +388,7 @@ def _suspended(payload: object) -> Suspended:
     opened: dict[int, Open] = {}
     names: set[str] = set()
     for place, one in enumerate(cast("list[object]", given["open"])):
-        fields = _checked(one, _OPEN, f"open[{place}]")
+        fields = _checked(one, wanted, f"open[{place}]")
         index, name = cast("int", fields.pop("index")), cast("str", fields["approval_id"])
         if index >= len(calls) or results[index] is not None or index in opened or name in names:
             raise _Wrong(f"open[{place}].index")
