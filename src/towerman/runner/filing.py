@@ -128,7 +128,8 @@ class Filing(Keeping):
             JournalUnavailable: it does not, or not in time.
         """
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), JOURNAL_SECONDS)
+            async with asyncio.timeout(JOURNAL_SECONDS):
+                return await asyncio.wrap_future(future)
         except TimeoutError:
             raise JournalUnavailable("failed", f"the journal did not answer within {JOURNAL_SECONDS:g} s") from None
 
