@@ -29,6 +29,7 @@ from typing import Final, cast, get_args
 
 from towerman.approvals.approval import ApprovalState
 from towerman.calls import Applied, Arguments, Batch, Call, Outcome, Result, Retryable, make_result
+from towerman.documents import is_flag, is_object_or_none, is_text, is_text_or_none
 from towerman.errors import Code, InputError
 from towerman.records import keyed
 
@@ -258,18 +259,6 @@ def _payload(given: object, secret: bytes | None) -> tuple[int, object]:
         raise InputError("state: its payload is no JSON; hand in what state() gave, unchanged") from None
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
@@ -280,10 +269,6 @@ def _is_seconds(value: object) -> bool:
 
 def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_object_or_none(value: object) -> bool:
-    return value is None or isinstance(value, dict)
 
 
 def _is_value(value: object) -> bool:
@@ -297,20 +282,20 @@ def _one_of(words: object, *more: object) -> Field:
 
 
 _PAYLOAD: Final[Mapping[str, Field]] = {
-    "run_id": _is_text,
-    "tenant": _is_text_or_none,
+    "run_id": is_text,
+    "tenant": is_text_or_none,
     "batch": _is_count,
-    "notice": _is_text_or_none,
-    "key": _is_text,
-    "format": _is_text,
-    "message": _is_object_or_none,
-    "truncated": _is_flag,
-    "response_id": _is_text_or_none,
-    "batch_id": _is_text_or_none,
-    "plan": _is_flag,
-    "ordered": _is_flag,
-    "numbered": _is_flag,
-    "outputs": _is_object_or_none,
+    "notice": is_text_or_none,
+    "key": is_text,
+    "format": is_text,
+    "message": is_object_or_none,
+    "truncated": is_flag,
+    "response_id": is_text_or_none,
+    "batch_id": is_text_or_none,
+    "plan": is_flag,
+    "ordered": is_flag,
+    "numbered": is_flag,
+    "outputs": is_object_or_none,
     "calls": lambda value: isinstance(value, list),
     "results": lambda value: isinstance(value, list),
     "open": lambda value: isinstance(value, list),
@@ -319,24 +304,24 @@ _PAYLOAD: Final[Mapping[str, Field]] = {
 }
 
 _CALL: Final[Mapping[str, Field]] = {
-    "tool": _is_text,
+    "tool": is_text,
     "arguments": lambda value: isinstance(value, str | dict),
-    "id": _is_text,
+    "id": is_text,
     "needs": _is_texts,
-    "idempotency_key": _is_text_or_none,
+    "idempotency_key": is_text_or_none,
     "if_failed": lambda value: value in ("skip", "run_anyway"),
-    "caller": _is_text,
+    "caller": is_text,
 }
 
 _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "index": _is_count,
-    "call_id": _is_text,
-    "tool": _is_text,
+    "call_id": is_text,
+    "tool": is_text,
     "outcome": lambda value: value is not None and _one_of(Outcome)(value),
     "code": _one_of(Code, None),
-    "message": _is_text,
-    "content": _is_text,
-    "started": _is_flag,
+    "message": is_text,
+    "content": is_text,
+    "started": is_flag,
     "applied": lambda value: value is not None and _one_of(Applied)(value),
     "retryable": lambda value: value is not None and _one_of(Retryable)(value),
     "retry_after": lambda value: value is None or _is_seconds(value),
@@ -344,23 +329,23 @@ _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "ran": _is_seconds,
     "waited_for": _is_texts,
     "attempts": _is_count,
-    "still_running": _is_flag,
+    "still_running": is_flag,
     "original_bytes": _is_count,
-    "handle": _is_text_or_none,
+    "handle": is_text_or_none,
     "shared_with": lambda value: value is None or _is_count(value),
-    "replayed": _is_flag,
+    "replayed": is_flag,
 }
 
 _OPEN: Final[Mapping[str, Field]] = {
     "index": _is_count,
     "approval_id": lambda value: isinstance(value, str) and bool(value),
-    "needed": _is_flag,
+    "needed": is_flag,
     "state": lambda value: value in ("pending", "approved"),
-    "binding": _is_text,
-    "shape": _is_text,
+    "binding": is_text,
+    "shape": is_text,
     "expires_at": lambda value: _is_seconds(value) and math.isfinite(cast("float", value)),
-    "hidden": _is_flag,
-    "arguments": _is_object_or_none,
+    "hidden": is_flag,
+    "arguments": is_object_or_none,
 }
 
 _OPEN_NOW: Final[Mapping[str, Field]] = {
