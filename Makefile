@@ -1,7 +1,7 @@
 # Each target is complete alone: it makes .venv and installs what it needs, once.
 #
 #   make demo       the main job on a built-in support desk          (ARGS=--json for a program)
-#   make test       the tests                                        (ARGS="-k pools" for some of them)
+#   make test       the tests, on up to four cores                   (ARGS="-k pools" for some of them)
 #   make check      lint, format, types, layers, docs
 #   make coverage   the tests with branch coverage
 #   make stress     the long tier: long random stress, explorer, deep properties
@@ -47,7 +47,7 @@ demo: run
 	@$(BIN)/towerman demo $(ARGS)
 
 test: dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 check: dev
 	$(BIN)/ruff check

@@ -290,6 +290,9 @@ async def retake(tower: Tower) -> None:
     tower._closed = False
     if tower.options.budgets:
         tower.configure(budgets=dict.fromkeys(tower.options.budgets))  # the probes are no part of what is counted
+    # What has started, or paused, before bars the probes for a while, and where nobody may queue they would be refused.
+    rates = tower.statistics().rates.values()
+    await asyncio.sleep(max((rate.free_in for rate in rates), default=0.0))
     try:
         async with tower.run(max_concurrency=limit) as run:
             most = tower.options.max_calls_per_batch

@@ -453,6 +453,16 @@ SUSPENDED = Suspended(
 )
 
 
+FILLED = dataclasses.replace(
+    SUSPENDED,
+    opened={
+        0: dataclasses.replace(SUSPENDED.opened[0], written={"a": "${c1.b}"}),
+        2: dataclasses.replace(SUSPENDED.opened[2], written='{"x": "${c1}"}'),
+    },
+)
+"""Results were filled into the arguments of its open calls."""
+
+
 def same_batch(one: Suspended, other: Suspended) -> bool:
     """Equal but for what stays in its process."""
     plain = [dataclasses.replace(each, results=()) for each in (one, other)]
@@ -462,15 +472,19 @@ def same_batch(one: Suspended, other: Suspended) -> bool:
     return plain[0] == plain[1] and contents[0] == contents[1]
 
 
+@pytest.mark.parametrize(("batch", "version"), [(SUSPENDED, 1), (FILLED, 2)], ids=["plain", "filled"])
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_what_was_written_is_read(secret: bytes | None) -> None:
-    """A batch comes back whole, out of the text, its bytes, or its object in another spelling."""
-    text = write_state(SUSPENDED, secret)
+def test_what_was_written_is_read(secret: bytes | None, batch: Suspended, version: int) -> None:
+    """A batch comes back whole, out of the text, its bytes, or its object in another spelling. Its form is the oldest
+    that holds it.
+    """
+    text = write_state(batch, secret)
     outer = json.loads(text)
+    assert outer["towerman_state"] == version
     respelled = json.dumps(outer, indent=3, sort_keys=True)
     for given_ in (text, text.encode(), bytearray(text.encode()), outer, respelled):
         found = read_state(given_, secret)
-        assert same_batch(found, SUSPENDED)
+        assert same_batch(found, batch)
         assert found.results[1] is not None
         assert found.results[1].value is None
     assert (outer["signature"] is None) == (secret is None)
@@ -511,7 +525,9 @@ WRONG_TEXTS: list[tuple[Any, bytes | None, str]] = [
     ("[]", SECRET, "the text that state() gave is wanted"),
     ({}, SECRET, "it is no state of a batch"),
     ({"towerman_state": True, "payload": "{}"}, None, "it is no state of a batch"),
-    (with_outer(towerman_state=2), SECRET, "it has version 2, and this Towerman reads version 1 only"),
+    (with_outer(towerman_state=3), SECRET, "it has version 3, and this Towerman reads versions 1 to 2"),
+    (with_outer(towerman_state=0), SECRET, "it has version 0, and this Towerman reads versions 1 to 2"),
+    (with_outer(towerman_state=2), SECRET, "its signature does not fit"),
     (with_outer(towerman_state=10**30), SECRET, "it has version another one"),
     (with_outer(signature=None), SECRET, "it is not signed, and this tower has a secret"),
     (with_outer(signature=5), SECRET, "its signature does not fit"),
@@ -557,13 +573,14 @@ def paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 PAYLOAD = json.loads(json.loads(UNSIGNED)["payload"])
-FREE = {"arguments", "message", "closed"}
+FILLED_PAYLOAD = json.loads(json.loads(write_state(FILLED, None))["payload"])
+FREE = {"arguments", "message", "closed", "written"}
 """Places whose inside may be anything, or any name."""
 
 
-def put(where: tuple[Any, ...], value: Any) -> str:
+def put(where: tuple[Any, ...], value: Any, version: int = 1) -> str:
     """The unsigned text with another value at a place of its payload."""
-    payload = json.loads(json.dumps(PAYLOAD))
+    payload = json.loads(json.dumps(PAYLOAD if version == 1 else FILLED_PAYLOAD))
     if not where:
         payload = value
     else:
@@ -571,18 +588,19 @@ def put(where: tuple[Any, ...], value: Any) -> str:
         for step in where[:-1]:
             inner = inner[step]
         inner[where[-1]] = value
-    return json.dumps({"towerman_state": 1, "payload": json.dumps(payload), "signature": None})
+    return json.dumps({"towerman_state": version, "payload": json.dumps(payload), "signature": None})
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("rubbish", [None, True, -1, 1.5, "x", [], [1], {}, {"a": 1}, 10**30], ids=repr)
-def test_every_part_of_a_text_is_looked_at(rubbish: Any) -> None:
+def test_every_part_of_a_text_is_looked_at(rubbish: Any, version: int) -> None:
     """G1: rubbish at any place of an unsigned text is refused with that place, or is a batch that could have been
     written; never an error of Python's own.
     """
     refused = 0
-    for where in paths(PAYLOAD):
+    for where in paths(PAYLOAD if version == 1 else FILLED_PAYLOAD):
         try:
-            found = read_state(put(where, rubbish), None)
+            found = read_state(put(where, rubbish, version), None)
         except InputError:
             refused += 1
             continue

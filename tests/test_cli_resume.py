@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,50 @@ def test_what_cannot_be_gone_on_with_is_one_line(desk: Path, capsys: pytest.Capt
     code, _, err = say(capsys, "run", "--resume", "two", "--tools", "mine.py", "--batch-id", "another")
     assert code == 2 and "some have no form that can be stored" in err
     assert say(capsys, "run", "--resume", "two", "--tools", "mine.py", "--batch-id", "batch")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ü", "../x", "x" * 200, "a\nb", "\udcff"])
+@pytest.mark.parametrize("options", ['journal="j.db"', ""])
+def test_a_name_that_no_run_can_have_is_one_line(
+    name: str, options: str, desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also the empty one, which is not replaced without a word; with a journal and without; nothing runs."""
+    tools(desk, options)
+    for words in (
+        ("run", "plan.json", "--run-id", name),
+        ("run", "plan.json", "--resume", name),
+        ("explain", "--resume", name),
+    ):
+        code, out, err = say(capsys, *words, "--tools", "mine.py")
+        assert (code, out) == (2, ""), words
+        assert err.startswith(f"towerman: {words[-2]}: 1 to 128 letters, digits, '_', '-' or '.'; got '"), err
+        assert err.count("\n") == 1
+    assert effects() == []
+
+
+@pytest.mark.parametrize("name", ["", "a b", "ü", "x" * 400, "\udcff"])
+def test_a_name_that_no_batch_has_is_one_line(name: str, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty one is told as such, each other one is not written down."""
+    assert say(capsys, "run", "plan.json", "--tools", "mine.py", "--run-id", "mine")[0] == 0
+    for command in ("run", "explain"):
+        code, out, err = say(capsys, command, "--resume", "mine", "--batch-id", name, "--tools", "mine.py")
+        assert (code, out) == (2, "")
+        assert err.startswith("towerman: --resume: no batch " if name else "towerman: --batch-id: the name of a batch")
+        assert err.count("\n") == 1
+
+
+def test_the_hint_can_be_said_as_it_stands(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R-43: also where the id looks like an option, and where the place of the tools has a blank in it."""
+    (desk / "my tools").mkdir()
+    tools(desk / "my tools", 'journal="j.db"')
+    code, first, err = say(capsys, "run", "plan.json", "--tools", "my tools/mine.py", "--run-id=-x")
+    assert code == 0
+    hint = err.partition("cut off: ")[2]
+    assert hint == "towerman run --tools 'my tools/mine.py' --resume=-x\n"
+    code, out, err = say(capsys, *shlex.split(hint)[1:])
+    assert (code, err) == (0, "")
+    assert [one["content"] for one in json.loads(out)] == [one["content"] for one in json.loads(first)]
+    assert effects() == ["2", "7"]
 
 
 def test_a_document_that_cannot_be_read_is_told(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

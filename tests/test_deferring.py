@@ -1200,6 +1200,24 @@ def test_g12_a_worker_that_is_cancelled_at_any_moment_leaves_nothing_claimed(tmp
     play(main)
 
 
+def test_g12_a_cancel_that_comes_as_the_worker_wakes_is_heard(tmp_path: Path) -> None:
+    """G12: the cancel of a worker is not lost where its rest ends in the same moment."""
+
+    async def main() -> None:
+        desk = Desk(tmp_path / "j.db")
+        worker = Worker(desk.tower, poll=60)
+        working = asyncio.create_task(worker.run())
+        while worker._wake is None or not worker._wake._waiters:  # it rests
+            await asyncio.sleep(0.001)
+        worker._wake.set()
+        working.cancel()
+        await asyncio.wait([working], timeout=10)
+        assert working.cancelled()
+        await desk.tower.aclose()
+
+    play(main)
+
+
 def test_a_call_that_is_cancelled_just_before_it_begins_never_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kit import Stage, codes, on_stage
 
-from towerman import BatchResult, Call, Journal, JournalUnavailable, Tower
+from towerman import Approved, BatchResult, Call, Journal, JournalUnavailable, Tower
 from towerman.calls import Batch
 from towerman.documents import KeptBatch, read_document
 
@@ -449,6 +449,141 @@ def test_prune_forgets_a_plan_before_its_calls(stage: Stage, tmp_path: Path) -> 
 
 
 # ------------------------------------------------------------------ how long tools take (S6)
+
+
+# ==================================================================== one call, whichever way it comes
+
+ASKED = [
+    Call("pay", {"item": "car", "eur": "${p.n}", "note": "$${p.n}"}, "a"),
+    Call("told", {"what": "${a.receipt}"}, "m"),
+    Call("price", {}, "p"),
+    Call("pay", {"item": "bus", "eur": 7, "note": "$$7"}, "z"),
+]
+"""A payment whose arguments a result is filled into, one with nothing but an escape, and a step after the first."""
+
+
+def shop(stage: Stage, path: Path, **options: Any) -> Tower:
+    """A tower whose payments a person is asked for; the price is another one each time."""
+    tower = stage.tower(journal=str(path), **options)
+
+    @tower.tool(reads="prices")
+    async def price() -> dict[str, int]:
+        with stage.on("price"):
+            return {"n": 149 + stage.started["price"]}
+
+    @tower.tool(writes="account:{item}", requires_approval=True)
+    async def pay(item: str, eur: int, note: str) -> dict[str, str]:
+        with stage.on("pay"):
+            return {"receipt": f"{item} for {eur} {note}"}
+
+    @tower.tool(independent=True)
+    async def told(what: str) -> str:
+        with stage.on("told"):
+            return what
+
+    return tower
+
+
+@pytest.mark.parametrize("secret", [None, "one and the same"])
+@pytest.mark.parametrize(
+    ("ways", "named"),
+    [(ways, True) for ways in ("rr", "rh", "hr", "rhr", "hh", "ssh", "sh", "srs")]
+    + [(ways, False) for ways in ("rr", "ss", "srs")],  # what has no name is new each time that it is handed in
+)
+def test_s14_a_step_that_was_asked_for_is_one_call_whichever_way_it_comes(
+    stage: Stage, tmp_path: Path, ways: str, named: bool, secret: str | None
+) -> None:
+    """S14: gone on with from its state (r), from the state of what was gone on with (s), or handed in again (h), in
+    another process each time: what ran once is told again, and what refers to it gets that.
+    """
+    path = tmp_path / "j.db"
+    options = {"secret": secret} if secret is not None else {}
+
+    async def yes(_: object) -> Approved:
+        return Approved()
+
+    async def hand(tower: Tower, approver: Any = None) -> BatchResult:
+        async with tower.run("r", approver=approver) as run:
+            return await run.execute(ASKED, plan=True, batch_id="b" if named else None)
+
+    async def go_on(tower: Tower, state: str, *names: str) -> BatchResult:
+        async with tower.run("r") as run:
+            return await run.resume(state, {name: Approved() for name in names})
+
+    first = stage.run(hand(shop(stage, path, **options)))
+    assert codes(first) == ["approval_missing", "held_behind", None, "approval_missing"]
+    state, (one, two) = first.state(), [request.approval_id for request in first.pending]
+    assert json.loads(state)["towerman_state"] == 2
+    if "s" in ways:  # one of the two is decided, and what is left is written down anew
+        half = stage.run(go_on(shop(stage, path, **options), state, two))
+        assert codes(half) == ["approval_missing", "held_behind", None, None]
+        later = half.state()
+        assert json.loads(later)["towerman_state"] == 2
+    for way in ways:
+        tower = shop(stage, path, **options)
+        if way == "h":
+            done = stage.run(hand(tower, yes))
+        elif way == "s":
+            done = stage.run(go_on(tower, later, one))
+        else:
+            done = stage.run(go_on(tower, state, one, two))
+        assert codes(done) == [None] * 4, way
+        assert done[1].content == "car for 150 ${p.n}"
+    assert stage.started == {"price": 1, "pay": 2, "told": 1}
+
+
+def test_s14_a_step_with_other_arguments_is_another_call_on_a_state_too(stage: Stage, tmp_path: Path) -> None:
+    """S14: what it is known by is what was handed in: a step of the same name that says something else is refused, and
+    nothing of it was applied.
+    """
+    path = tmp_path / "j.db"
+
+    async def hand(tower: Tower, calls: list[Call], approver: Any = None) -> BatchResult:
+        async with tower.run("r", approver=approver) as run:
+            return await run.execute(calls, plan=True)
+
+    async def yes(_: object) -> Approved:
+        return Approved()
+
+    def paid(eur: object) -> list[Call]:
+        given = {"item": "car", "eur": eur, "note": ""}
+        return [Call("price", {}, "p"), Call("pay", given, "a", idempotency_key="k")]
+
+    first = stage.run(hand(shop(stage, path), paid("${p.n}")))
+    assert codes(stage.run(hand(shop(stage, path), paid(7), yes))) == [None, None]
+
+    async def go_on(tower: Tower) -> BatchResult:
+        async with tower.run("r") as run:
+            return await run.resume(first.state(), {first.pending[0].approval_id: Approved()})
+
+    done = stage.run(go_on(shop(stage, path)))
+    assert codes(done) == [None, "idempotency_conflict"]
+    assert (done[1].started, done[1].applied) == (False, "no")
+    assert stage.started["pay"] == 1
+
+
+def test_a_state_of_the_first_form_is_gone_on_with(stage: Stage, tmp_path: Path) -> None:
+    """A state that was written before filled-in arguments were told apart is read, and its step runs once."""
+    path = tmp_path / "j.db"
+
+    async def hand() -> BatchResult:
+        async with shop(stage, path).run("r") as run:
+            return await run.execute(ASKED, plan=True)
+
+    first = stage.run(hand())
+    outer = json.loads(first.state())
+    payload = json.loads(outer["payload"])
+    for each in payload["open"]:
+        del each["written"]
+    old = json.dumps({"towerman_state": 1, "payload": json.dumps(payload), "signature": None})
+
+    async def go_on() -> BatchResult:
+        async with shop(stage, path).run("r") as run:
+            return await run.resume(old, {one.approval_id: Approved() for one in first.pending})
+
+    for _ in range(2):
+        assert codes(stage.run(go_on())) == [None] * 4
+    assert stage.started["pay"] == 2
 
 
 def means(path: Path) -> dict[str, tuple[float, float]]:

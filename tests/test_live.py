@@ -117,6 +117,24 @@ def test_r64_a_waiter_heavier_than_the_new_limit_is_rejected(stage: Stage) -> No
     }
 
 
+def test_r64_what_stood_behind_its_siblings_is_rejected_when_it_can_never_start(stage: Stage) -> None:
+    """R-64: also a call that waited for its own run, and only then comes to the limit that was lowered."""
+    tower = stage.tower(pools={"one": 2, "two": 2}, max_wait=1e9)
+    worker(stage, tower, "light", pools=["two"])
+    worker(stage, tower, "heavy", pools={"one": 2, "two": 1})
+
+    async def main() -> Any:
+        async with tower.run(max_concurrency=2) as run:
+            calls = [Call("light", {"seconds": 5.0})] * 4 + [Call("heavy", {"seconds": 2.0})] * 6
+            task = asyncio.create_task(run.execute(calls))
+            await asyncio.sleep(1)
+            tower.configure(pools={"one": Pool(1)})
+            return await task
+
+    assert codes(stage.run(main())) == [None] * 4 + ["concurrency_limit"] * 6
+    assert stage.clock.now() == 10
+
+
 def test_r64_the_limit_of_the_process_and_of_runs(stage: Stage) -> None:
     """R-64: `max_concurrency` counts over all runs at once; `run_concurrency` is that of runs which brought none of
     their own, and of runs that come.

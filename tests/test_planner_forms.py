@@ -487,7 +487,20 @@ REFUSED: list[tuple[Any, str, tuple[int, ...], str]] = [
     ([entry("var1", x="$var2$"), entry("var2")], "bad_reference", (0,), "call 'var1' waits for call 'var2'"),
     # R-32: not there; out of range where ids are numbers.
     ('1. a("$7")', "bad_reference", (0,), "out of range, there is no such step; the numbers of this plan go from '1'"),
-    ('2. a()\n10. b("$7")', "bad_reference", (1,), "the numbers of this plan go from '2' to '10'"),
+    ('2. a()\n10. b("$7")', "bad_reference", (1,), "no such step; the numbers of this plan are '2', '10'"),
+    ('1. a("$2")\n3. b()', "bad_reference", (0,), "no such step; the numbers of this plan are '1', '3'"),
+    (
+        '1. a("$4")\n2. b()\n3. a()\n9. a()\n8. a()',
+        "bad_reference",
+        (0,),
+        "the numbers of this plan are '1' to '3', '8' to '9'",
+    ),
+    (
+        "\n".join(f'{n}. a("$2")' for n in range(1, 30, 2)),
+        "bad_reference",
+        tuple(range(15)),
+        "are '1', '3', '5', '7', '9', '11', '13', '15' ...",
+    ),
     ('1. a()\n2. join("$7")', "bad_reference", (0,), '"the plan\'s outputs" refers to a step at arguments.<key>: out'),
     ("#E1 = A[#E9]", "bad_reference", (0,), "out of range"),
     ({"task_nodes": [node("a", "<node-1>")]}, "bad_reference", (0,), "out of range"),
@@ -507,6 +520,20 @@ REFUSED: list[tuple[Any, str, tuple[int, ...], str]] = [
     # References that are malformed, or could mean something else.
     ('1. a()\n2. b("costs $1.50")', "bad_reference", (1,), "step '2': argument 1: a '$' with a number that could be"),
     ('1. a()\n2. b(x="$1%")', "bad_reference", (1,), "step '2': arguments.x: a '$' with a number"),
+    # A path, where a reference is the whole result.
+    *[
+        (plan, "bad_reference", (1,), "right behind a reference '.name' or '[0]', which could be text or a part")
+        for path in (".items[0].id", "[0]", ".page", "[ 'page' ]", '["page"]', ".größe", "[-1]", "[*].id", "[key]")
+        for plan in (
+            f"1. a()\n2. b({json.dumps(f'of $1{path}')})",
+            f"#E1 = A[]\n#E2 = B[of #E1{path}]",
+            {"task_nodes": [node("a"), node("b", f"<node-0>{path}")]},
+            [task(0), task(1, x=f"<GENERATED>-0{path}")],
+            [task(0), task(1, x=[f"<GENERATED-0>{path} <GENERATED>-0"])],
+        )
+    ],
+    ('1. a()\n2. b("${1}[0]")', "bad_reference", (1,), "right behind a reference '.name' or '[0]'"),
+    ('1. a()\n2. b("${1}.items[0].id")', "bad_reference", (1,), "right behind a reference '.name' or '[0]'"),
     ('1. a("${1")', "bad_reference", (0,), "without '}'"),
     ("#E1 = A[#e1]", "bad_reference", (0,), "step 'E1': argument 1: '#e' with a number; write '#E'"),
     ({"task_nodes": [node("a", "<the node-0>")]}, "bad_reference", (0,), "write '<node-0>'"),
@@ -604,6 +631,23 @@ def test_r30_to_r33_a_plan_that_cannot_be_followed_is_refused_whole(
     assert not told.ok
     assert told.members == members
     assert found[2].split("\n")[0][:40] in " ".join(str(told).split())
+
+
+@pytest.mark.parametrize(
+    "behind", ["", ".", ". Then", "... ", ".\n", ", x", "; [0]", " .x", " [0]", "/x", "-x", "'s", ")."]
+)
+def test_what_is_no_path_may_stand_behind_a_reference(behind: str) -> None:
+    """A sentence may end with a reference, and whoever needs a `.name` as text has a form of it."""
+    for plan, own in (
+        (f"1. a()\n2. b({json.dumps(f'of $1{behind}')})", "1"),
+        (f"#E1 = A[]\n#E2 = B[of #E1{behind}]", "E1"),
+        ({"task_nodes": [node("a"), node("b", f"of <node-0>{behind}")]}, "0"),
+        ([task(0), task(1, x=f"of <GENERATED>-0{behind}")], "0"),
+    ):
+        batch = read_plan(plan)
+        assert batch.refused is None
+        assert list(batch.calls[1].arguments.values()) == [f"of ${{{own}}}{behind}"]
+    assert read_plan('1. a()\n2. b("${1}.txt")').calls[1].arguments == {"1": "${1}.txt"}
 
 
 def test_many_faults_are_told_in_one_message() -> None:

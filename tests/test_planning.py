@@ -318,6 +318,26 @@ def test_r37_no_barrier_between_levels(stage: Stage) -> None:
         assert stage.clock.value - before == pytest.approx(0.31)
 
 
+@pytest.mark.parametrize("most", [4, 5, 6])
+def test_s2_calls_of_a_plan_that_stand_behind_siblings_at_a_rate_are_not_timed(stage: Stage, most: int) -> None:
+    """S2: whoever waits for its own siblings only, by a limit or by a rate, is not refused for having waited long."""
+    tower = stage.tower()
+
+    @tower.tool(independent=True, rate="5/10s")
+    async def fast() -> None:
+        await asyncio.sleep(1)
+
+    @tower.tool(independent=True)
+    async def slow() -> None:
+        await asyncio.sleep(8)
+
+    some = [Call("fast", {}, f"c{index}") for index in range(60)]
+    batch = run_plan(
+        stage, tower, Call("slow", {}, "s"), *some, Call("fast", {}, "last", ("c0",)), max_concurrency=most
+    )
+    assert outcomes(batch) == ["ok"] * 62
+
+
 def test_a_plan_is_not_cut(stage: Stage) -> None:
     batch = run_plan(
         stage, planner(stage, max_calls_per_batch=2), *[Call("give", {"value": n}, f"s{n}") for n in range(6)]

@@ -64,6 +64,12 @@ def test_whole_numbers_from_another_least() -> None:
     assert "0 or more" in refusal(lambda: whole("x", -1, least=0))
 
 
+@pytest.mark.parametrize("wrong", [1e15, -1e16, 10**400])
+def test_seconds_have_a_limit_that_is_told(wrong: float) -> None:
+    """G12: what is finite and too much is told as that."""
+    assert "timeout: less than 1,000,000,000,000,000 seconds; got " in refusal(lambda: seconds("timeout", wrong))
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), True, "5", None, 1j])
 def test_seconds_are_finite_numbers(wrong: object) -> None:
     """G12: no wait without an end: infinite, NaN, booleans and text are refused."""

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +372,10 @@ BAD: list[tuple[object, str]] = [
     ({"calls": [7]}, r"calls\[0\]: a mapping"),
     ({"calls": [{"id": "a", "duration": 1}]}, r"calls\[0\]: 'tool' is missing"),
     ({"calls": [{"id": "a", "tool": "t"}]}, r"calls\[0\]: 'duration' is missing"),
-    ({"calls": [call("a", -1)]}, r"calls\[0\].duration: a finite number of seconds"),
+    ({"calls": [call("a", -1)]}, r"calls\[0\].duration: seconds from 0 to 1,000,000,000,000, where"),
+    ({"calls": [call("a", 1e16)]}, r"calls\[0\].duration: seconds from 0 to 1,000,000,000,000, .*; got 1e\+16"),
+    ({"calls": [call("a", arrival=10**12 + 1)]}, r"calls\[0\].arrival: seconds from 0 to 1,000,000,000,000, where"),
+    ({"calls": [call("a", estimate=10**400)]}, r"calls\[0\].estimate: seconds from 0 to 1,000,000,000,000, where"),
     ({"calls": [call("a", float("nan"))]}, r"calls\[0\].duration"),
     ({"calls": [call("a", float("inf"))]}, r"calls\[0\].duration"),
     ({"calls": [call("a", True)]}, r"calls\[0\].duration"),
@@ -416,6 +421,53 @@ def test_a_file_that_is_no_json_is_refused_with_its_line(tmp_path: Path) -> None
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="not JSON"):
         simulate(str(path))
+
+
+RARE = {"rates": {"t": "1/1000000d"}, "calls": [call(f"c{n}", 0.1, "t") for n in range(60)]}
+
+
+@pytest.mark.parametrize(
+    ("workload", "policy", "message"),
+    [
+        (RARE, None, "call 'c12' waits for the rate of tool t and would start after 1,000,000,000,000 seconds, where"),
+        (RARE, {"max_wait": 5e13, "max_calls_per_batch": 100}, "call 'c12' waits for the rate of tool t and would"),
+        (
+            {
+                "pools": {"crm": 1},
+                "rates": {"crm": "1/1000000d"},
+                "calls": [call(f"c{n}", pools=["crm"]) for n in range(99)],
+            },
+            None,
+            "call 'c12' waits for the rate of pool crm and would start after 1,000,000,000,000 seconds",
+        ),
+        (
+            {"max_concurrency": 1, "calls": [call("a", 10**12), call("b")]},
+            None,
+            "call 'b' would end after 1,000,000,000,000 seconds, where the clock of a simulation ends: let it",
+        ),
+    ],
+)
+def test_what_goes_on_past_the_end_of_the_clock_is_told(workload: object, policy: object, message: str) -> None:
+    """No call waits for ever without a word: who it is, where the clock ends, and what to change."""
+    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
+        simulate(workload, policy)
+
+
+def test_up_to_the_end_of_the_clock_all_is_well() -> None:
+    """A rate's last start before it, a call that ends with it, and a wait for nothing that would end after it."""
+    rare = {**RARE, "calls": RARE["calls"][:12]}  # type: ignore[index]
+    assert simulate(rare).makespan == 11 * 86400 * 10**6 + 0.1
+    assert simulate({"calls": [call("a", 10**12)]}).makespan == 10**12
+    one = {"max_concurrency": 1, "calls": [call("a"), call("b")]}
+    assert simulate(one, {"max_wait": 5e13}).makespan == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("duration", math.inf), ("arrival", 2e12), ("estimate", math.nan)])
+def test_a_length_made_by_hand_has_the_same_bound(key: str, value: float) -> None:
+    """Also where no file was read."""
+    made = Workload(calls=(WorkloadCall(**{"id": "a", "tool": "t", "duration": 1.0, key: value}),))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=rf"calls\[0\].{key}: seconds from 0 to 1,000,000,000,000, where"):
+        simulate(made)
 
 
 def test_a_workload_made_by_hand_is_looked_at_too() -> None:
@@ -474,6 +526,16 @@ def test_what_cannot_be_tried_is_told(tried: dict[str, object], message: str) ->
     workload = {"pools": {"crm": 1}, "calls": [call("a", pools={"crm": 1})]}
     with pytest.raises(InputError, match=message):
         simulate(workload, tried=tried)
+
+
+@pytest.mark.parametrize("values", [range(1, 1002), range(10**30), [1] * 1001])
+def test_a_sweep_has_its_bound(values: Sequence[int]) -> None:
+    """It is refused before anything is simulated."""
+    with pytest.raises(InputError, match=r"^sweep of pools.crm: [0-9,]+ values; at most 1,000"):
+        sweep("no-such-file.json", "pools.crm", values)
+    workload = {"pools": {"crm": 1}, "calls": []}
+    assert len(sweep(workload, "pools.crm", range(1, 1001)).reports) == 1000
+    assert sweep(workload, "pools.crm", range(0)).reports == ()
 
 
 def test_a_sweep_tells_what_is_enough() -> None:

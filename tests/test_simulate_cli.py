@@ -109,7 +109,7 @@ def test_g5_a_plan_that_cannot_be_followed_is_refused(plan: list[Any], code: str
 
 
 def test_lengths_that_are_none_are_told() -> None:
-    with pytest.raises(InputError, match=r"seconds.geocode: a finite number"):
+    with pytest.raises(InputError, match=r"seconds.geocode: seconds from 0 to 1,000"):
         workload_of_plan(PLAN, seconds={"geocode": -1})
     with pytest.raises(InputError, match=r"seconds: no call is of a tool 'geocod'.*'geocode'"):
         workload_of_plan(PLAN, seconds={"geocod": 1})
@@ -364,6 +364,14 @@ def test_what_did_not_come_to_its_end_is_exit_code_1(capsys: pytest.CaptureFixtu
         (WORKLOAD, ["--sweep", "pools.crm=2..1"], "goes upwards"),
         (WORKLOAD, ["--sweep", "pools.crm=a..b"], "FROM..TO"),
         (WORKLOAD, ["--sweep", "pools.crm=1..9999"], "at most 1,000"),
+        (WORKLOAD, ["--sweep", "pools.crm=1..1000000000"], "1,000,000,000 values; at most 1,000"),
+        (WORKLOAD, ["--sweep", f"pools.crm=1..{'9' * 18}"], "at most 1,000"),
+        (WORKLOAD, ["--sweep", f"pools.crm=1..{'9' * 5000}"], "FROM..TO"),
+        (WORKLOAD, ["--sweep", "pools.crm=1..\u0665"], "FROM..TO"),
+        (WORKLOAD, ["--sweep", "pools.crm=" + "1," * 1000 + "1"], "1,001 values; at most 1,000"),
+        (WORKLOAD, ["--sweep", "pools.crm=1..2", "--sweep", "max_concurrency=1..2"], "--sweep: told twice"),
+        (WORKLOAD, ["--set", "rates.look=1/9999999d"], "rate of tool look and would start after 1,000,000,000,000"),
+        (PLAN, ["--seconds", "notify=1e13"], "seconds.notify: seconds from 0 to 1,000,000,000,000"),
         (WORKLOAD, ["--config", "no-such.toml"], "--config: .*no-such.toml"),
     ],
 )

@@ -1045,6 +1045,6 @@ def test_a_rehearsal_wires_what_a_tower_wires() -> None:
     own = wired()
     with Rehearsal(tower):
         assert tower._core is not before["_core"] and tower._limits is not before["_limits"]
-        assert wired() - {"random", "watching"} == own - {"watching"}
+        assert wired() - {"random", "watching", "means_asked"} == own - {"watching"}
     assert vars(tower) == before
     tower.close()

@@ -192,19 +192,23 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
+    """Is a field text?"""
     return isinstance(value, str)
 
 
-def _is_text_or_none(value: object) -> bool:
+def is_text_or_none(value: object) -> bool:
+    """Is a field text, or nothing?"""
     return value is None or isinstance(value, str)
 
 
-def _is_flag(value: object) -> bool:
+def is_flag(value: object) -> bool:
+    """Is a field true or false?"""
     return isinstance(value, bool)
 
 
-def _is_object_or_none(value: object) -> bool:
+def is_object_or_none(value: object) -> bool:
+    """Is a field an object, or nothing?"""
     return value is None or isinstance(value, dict)
 
 
@@ -217,20 +221,20 @@ _COUNTED: Final = ("plan", "ordered", "numbered", "outputs", "refused")
 _NEEDED: Final = frozenset({"tool", "arguments"})
 
 _KINDS: Final[Mapping[str, Callable[[object], bool]]] = {
-    "format": _is_text,
-    "message": _is_object_or_none,
-    "truncated": _is_flag,
-    "response_id": _is_text_or_none,
-    "batch_id": _is_text_or_none,
-    "plan": _is_flag,
-    "ordered": _is_flag,
-    "numbered": _is_flag,
-    "outputs": _is_object_or_none,
-    "tool": _is_text,
+    "format": is_text,
+    "message": is_object_or_none,
+    "truncated": is_flag,
+    "response_id": is_text_or_none,
+    "batch_id": is_text_or_none,
+    "plan": is_flag,
+    "ordered": is_flag,
+    "numbered": is_flag,
+    "outputs": is_object_or_none,
+    "tool": is_text,
     "arguments": lambda value: isinstance(value, str | dict),
-    "id": _is_text,
-    "needs": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-    "idempotency_key": _is_text_or_none,
+    "id": is_text,
+    "needs": lambda value: isinstance(value, list) and all(map(is_text, value)),
+    "idempotency_key": is_text_or_none,
     "if_failed": lambda value: value in ("skip", "run_anyway"),
-    "caller": _is_text,
+    "caller": is_text,
 }

@@ -16,6 +16,7 @@ what is held (ledger).
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -140,7 +141,8 @@ def whole(where: str, value: object, *, least: int = 1) -> int:
 def seconds(where: str, value: object, *, zero: bool = False) -> float:
     """A finite number of seconds above 0 (or from 0)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -MOST_SECONDS < value < MOST_SECONDS:
-        raise _say(where, value, "a finite number of seconds")
+        large = isinstance(value, int | float) and MOST_SECONDS <= abs(value) < math.inf
+        raise _say(where, value, f"less than {MOST_SECONDS:,.0f} seconds" if large else "a finite number of seconds")
     if value < 0 or (value == 0 and not zero):
         raise _say(where, value, Seconds(zero).allowed)
     return float(value)

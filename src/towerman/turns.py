@@ -559,6 +559,10 @@ class Turns(Waiting[OwnerT]):
                 not wants.wait or self._in_vain(wants, blocker, self._clock(entry, now), now)
             ):
                 self._reject_for(entry, blocker, now)
+            elif (hopeless := self.ledger.hopeless(wants)) is not None:  # a limit was lowered while it stood behind
+                entry.blocked_by = (*entry.blocked_by, hopeless.label)
+                self._reject(entry, "concurrency_limit", now)
+                self.ledger.sweep(blocker)
             elif wants.wait or flow.in_turn(blocker):
                 self._move(entry, blocker, now)
             else:
@@ -592,7 +596,8 @@ class Turns(Waiting[OwnerT]):
         if entry.passes >= self._passes:
             entry.rank = self._better(entry, rank)
         to = self._line(flow, blocker, entry.wants)
-        if flow.urgent and standing and held and to.parked and not (entry.queued or entry.promoted):
+        full = to.parked and (held or len(to.parked) >= flow.window)  # no more of its run take part there
+        if flow.urgent and standing and full and not (entry.queued or entry.promoted):
             self._stand_back(entry, to, now)
         else:
             entry.clock = NEVER if standing and held else clock
@@ -606,8 +611,8 @@ class Turns(Waiting[OwnerT]):
             self._hand_in(flow, line.backlog.next(), line, now, now, standing=True, counted=False)
 
     def _stand_back(self, entry: Entry[OwnerT], line: Line[OwnerT], now: float) -> None:
-        """It waits for its own siblings only, and now behind others of them: it is no entry any more, as if it had come
-        here in the first place.
+        """It has waited for its own siblings only, and stands behind others of them now: it is no entry any more, as if
+        it had come here in the first place.
         """
         flow, wants = entry.flow, entry.wants
         self._parked -= 1

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 from towerman.budgets import Account, Shares
-from towerman.calls import Access, Applied, Batch, Call, Hold, Outcome, Result
+from towerman.calls import Access, Applied, Arguments, Batch, Call, Hold, Outcome, Result
 from towerman.errors import Code, InputError, PolicyError
 from towerman.gate import Entry, Flow, Lot
 from towerman.ledger import Ledger, Wants
@@ -683,6 +683,8 @@ class Work:
         outputs: of a plan that says what it comes to, and refers to results there.
         referred: of a plan, the calls to whose results something refers.
         filled: of a plan, the calls in whose arguments nothing is to be read any more.
+        written: by index, of calls into whose arguments results were filled, those that were handed in; None where
+            there are none.
         values: of a plan that is gone on with, by index, what calls came to that have run before.
         jobs: granted calls whose results are open, by index.
         waited_for: by index, the calls of the batch that it had to wait for.
@@ -773,6 +775,7 @@ class Work:
         "waiters",
         "wants",
         "warned",
+        "written",
     )
 
     def __init__(self, run: RunState, shell: Loop, batch: Batch, on_result: OnResult | None, now: float) -> None:
@@ -797,6 +800,7 @@ class Work:
         self.bound: Sequence[Bound | None] = ()
         self.open: dict[int, tuple[Access, ...] | None] | None = None
         self.filled: set[int] = set()
+        self.written: dict[int, Arguments | str] | None = None
         self.values: dict[int, object] | None = None
         self.outputs: Bound | None = None
         self.referred: frozenset[int] = frozenset()
@@ -846,6 +850,18 @@ class Work:
         if not isinstance(self.calls, list):
             self.calls = list(self.calls)
         self.calls[index] = call
+
+    def remember_written(self, index: int, arguments: Arguments | str) -> None:
+        """What a call was handed in with is to be known when results are filled in: the journal knows it by that."""
+        if self.written is None:
+            self.written = {}
+        self.written[index] = arguments
+
+    def as_written(self, index: int) -> Arguments | str:
+        """The arguments that a call is known by: without the results that were filled in."""
+        if self.written is not None and index in self.written:
+            return self.written[index]
+        return self.calls[index].arguments
 
     def value_of(self, index: int) -> object:
         """What a call came to: what its handler gave, or what was written down of that.
@@ -1018,6 +1034,7 @@ class BatchResult(Sequence[Result]):
                 wall + approval.expires - now,
                 approval.hidden,
                 approval.edited,
+                (work.written or {}).get(index),
             )
         calls = tuple(
             self._written(index) if index in opened else plain_call(self._written(index))

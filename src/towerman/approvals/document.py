@@ -6,6 +6,9 @@ payload has the calls as they came, the results that are sealed, and for each op
 bound to, its state, and when its time is over by the calendar, since the clocks of two processes have nothing else in
 common.
 
+A step of a plan into whose arguments results were filled is asked for, and goes on, with these. What the journal knows
+it by are the arguments as they were handed in, so that it is one call whichever way it comes: the record has both.
+
 Without a secret nothing is signed: whoever can change the text can say that a call was approved. What it is bound to
 is then a digest under a key that stands in the text, which guards against mistakes (other tools, other defaults) and
 not against anybody.
@@ -26,11 +29,12 @@ from typing import Final, cast, get_args
 
 from towerman.approvals.approval import ApprovalState
 from towerman.calls import Applied, Arguments, Batch, Call, Outcome, Result, Retryable, make_result
+from towerman.documents import is_flag, is_object_or_none, is_text, is_text_or_none
 from towerman.errors import Code, InputError
 from towerman.records import keyed
 
-VERSION: Final = 1
-"""The form that is written, and the only one that is read."""
+VERSION: Final = 2
+"""The newest form. The first one does not know of arguments that were filled in, and is written where none were."""
 
 Field = Callable[[object], bool]
 
@@ -48,6 +52,7 @@ class Open:
         expires_at: Unix time at which its time is over.
         hidden: an identical call is asked for in its place.
         arguments: those that the approval brought, or None.
+        written: of a call into whose arguments results were filled, those that were handed in; else None.
     """
 
     approval_id: str
@@ -58,6 +63,7 @@ class Open:
     expires_at: float
     hidden: bool = False
     arguments: Arguments | None = field(default=None, repr=False)
+    written: Arguments | str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +137,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         InputError: something in it is no JSON.
     """
     batch = one.batch
+    version = 1 if all(each.written is None for each in one.opened.values()) else VERSION
     payload = {
         "run_id": one.run_id,
         "tenant": one.tenant,
@@ -172,6 +179,7 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
                 "expires_at": each.expires_at,
                 "hidden": each.hidden,
                 "arguments": each.arguments,
+                **({} if version == 1 else {"written": each.written}),
             }
             for index, each in one.opened.items()
         ],
@@ -182,8 +190,8 @@ def write_state(one: Suspended, secret: bytes | None) -> str:
         text = json.dumps(payload, allow_nan=False, default=_plain)
     except (TypeError, ValueError, RecursionError):
         raise InputError("state: an open call has arguments that JSON has no form for; hand them in as JSON") from None
-    signature = None if secret is None else _sign(secret, text)
-    return json.dumps({"towerman_state": VERSION, "payload": text, "signature": signature})
+    signature = None if secret is None else _sign(secret, text, version)
+    return json.dumps({"towerman_state": version, "payload": text, "signature": signature})
 
 
 def _plain(value: object) -> object:
@@ -192,8 +200,8 @@ def _plain(value: object) -> object:
     raise TypeError
 
 
-def _sign(secret: bytes, payload: str) -> str:
-    return keyed(secret, f"batch state {VERSION}", payload).hex()
+def _sign(secret: bytes, payload: str, version: int) -> str:
+    return keyed(secret, f"batch state {version}", payload).hex()
 
 
 # -------------------------------------------------------------------------------------------- reading
@@ -213,14 +221,15 @@ def read_state(given: object, secret: bytes | None) -> Suspended:
     Raises:
         InputError: it is no such text, has another version, or its signature does not fit. Nothing was run.
     """
-    payload = _payload(given, secret)
+    version, payload = _payload(given, secret)
     try:
-        return _suspended(payload)
+        return _suspended(payload, _OPEN if version == 1 else _OPEN_NOW)
     except _Wrong as wrong:
         raise InputError(f"state: {wrong} is not as it was written; hand in what state() gave, unchanged") from None
 
 
-def _payload(given: object, secret: bytes | None) -> object:
+def _payload(given: object, secret: bytes | None) -> tuple[int, object]:
+    """Its version, and what it says."""
     outer = given
     if isinstance(given, str | bytes | bytearray):
         try:
@@ -232,34 +241,22 @@ def _payload(given: object, secret: bytes | None) -> object:
     version, payload, signature = outer.get("towerman_state"), outer.get("payload"), outer.get("signature")
     if not isinstance(version, int) or isinstance(version, bool) or not isinstance(payload, str):
         raise InputError("state: it is no state of a batch; hand in what state() gave, unchanged")
-    if version != VERSION:
+    if not 1 <= version <= VERSION:
         told = version if abs(version) < 10**6 else "another one"
-        raise InputError(f"state: it has version {told}, and this Towerman reads version {VERSION} only")
+        raise InputError(f"state: it has version {told}, and this Towerman reads versions 1 to {VERSION}")
     if secret is None and signature is not None:
         raise InputError("state: it is signed, and this tower has no secret to look at that with; say Tower(secret=)")
     if secret is not None:
         if signature is None:
             raise InputError("state: it is not signed, and this tower has a secret; make it with the same secret")
         if not isinstance(signature, str) or not hmac.compare_digest(
-            signature.encode("utf-8", "replace"), _sign(secret, payload).encode()
+            signature.encode("utf-8", "replace"), _sign(secret, payload, version).encode()
         ):
             raise InputError("state: its signature does not fit: it was changed, or made with another secret")
     try:
-        return json.loads(payload)
+        return version, json.loads(payload)
     except (ValueError, RecursionError):
         raise InputError("state: its payload is no JSON; hand in what state() gave, unchanged") from None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_text_or_none(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
 
 
 def _is_count(value: object) -> bool:
@@ -274,10 +271,6 @@ def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
-def _is_object_or_none(value: object) -> bool:
-    return value is None or isinstance(value, dict)
-
-
 def _is_value(value: object) -> bool:
     """An index and what the call of that index came to."""
     return isinstance(value, list) and len(value) == 2 and _is_count(value[0])
@@ -289,20 +282,20 @@ def _one_of(words: object, *more: object) -> Field:
 
 
 _PAYLOAD: Final[Mapping[str, Field]] = {
-    "run_id": _is_text,
-    "tenant": _is_text_or_none,
+    "run_id": is_text,
+    "tenant": is_text_or_none,
     "batch": _is_count,
-    "notice": _is_text_or_none,
-    "key": _is_text,
-    "format": _is_text,
-    "message": _is_object_or_none,
-    "truncated": _is_flag,
-    "response_id": _is_text_or_none,
-    "batch_id": _is_text_or_none,
-    "plan": _is_flag,
-    "ordered": _is_flag,
-    "numbered": _is_flag,
-    "outputs": _is_object_or_none,
+    "notice": is_text_or_none,
+    "key": is_text,
+    "format": is_text,
+    "message": is_object_or_none,
+    "truncated": is_flag,
+    "response_id": is_text_or_none,
+    "batch_id": is_text_or_none,
+    "plan": is_flag,
+    "ordered": is_flag,
+    "numbered": is_flag,
+    "outputs": is_object_or_none,
     "calls": lambda value: isinstance(value, list),
     "results": lambda value: isinstance(value, list),
     "open": lambda value: isinstance(value, list),
@@ -311,24 +304,24 @@ _PAYLOAD: Final[Mapping[str, Field]] = {
 }
 
 _CALL: Final[Mapping[str, Field]] = {
-    "tool": _is_text,
+    "tool": is_text,
     "arguments": lambda value: isinstance(value, str | dict),
-    "id": _is_text,
+    "id": is_text,
     "needs": _is_texts,
-    "idempotency_key": _is_text_or_none,
+    "idempotency_key": is_text_or_none,
     "if_failed": lambda value: value in ("skip", "run_anyway"),
-    "caller": _is_text,
+    "caller": is_text,
 }
 
 _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "index": _is_count,
-    "call_id": _is_text,
-    "tool": _is_text,
+    "call_id": is_text,
+    "tool": is_text,
     "outcome": lambda value: value is not None and _one_of(Outcome)(value),
     "code": _one_of(Code, None),
-    "message": _is_text,
-    "content": _is_text,
-    "started": _is_flag,
+    "message": is_text,
+    "content": is_text,
+    "started": is_flag,
     "applied": lambda value: value is not None and _one_of(Applied)(value),
     "retryable": lambda value: value is not None and _one_of(Retryable)(value),
     "retry_after": lambda value: value is None or _is_seconds(value),
@@ -336,24 +329,30 @@ _RESULT_FIELDS: Final[Mapping[str, Field]] = {
     "ran": _is_seconds,
     "waited_for": _is_texts,
     "attempts": _is_count,
-    "still_running": _is_flag,
+    "still_running": is_flag,
     "original_bytes": _is_count,
-    "handle": _is_text_or_none,
+    "handle": is_text_or_none,
     "shared_with": lambda value: value is None or _is_count(value),
-    "replayed": _is_flag,
+    "replayed": is_flag,
 }
 
 _OPEN: Final[Mapping[str, Field]] = {
     "index": _is_count,
     "approval_id": lambda value: isinstance(value, str) and bool(value),
-    "needed": _is_flag,
+    "needed": is_flag,
     "state": lambda value: value in ("pending", "approved"),
-    "binding": _is_text,
-    "shape": _is_text,
+    "binding": is_text,
+    "shape": is_text,
     "expires_at": lambda value: _is_seconds(value) and math.isfinite(cast("float", value)),
-    "hidden": _is_flag,
-    "arguments": _is_object_or_none,
+    "hidden": is_flag,
+    "arguments": is_object_or_none,
 }
+
+_OPEN_NOW: Final[Mapping[str, Field]] = {
+    **_OPEN,
+    "written": lambda value: value is None or isinstance(value, str | dict),
+}
+"""Since version 2."""
 
 
 def _checked(value: object, wanted: Mapping[str, Field], place: str) -> dict[str, object]:
@@ -365,7 +364,7 @@ def _checked(value: object, wanted: Mapping[str, Field], place: str) -> dict[str
     return value
 
 
-def _suspended(payload: object) -> Suspended:
+def _suspended(payload: object, wanted: Mapping[str, Field]) -> Suspended:
     given = _checked(payload, _PAYLOAD, "")
     calls = tuple(
         _call(_checked(one, _CALL, f"calls[{place}]")) for place, one in enumerate(cast("list[object]", given["calls"]))
@@ -374,7 +373,7 @@ def _suspended(payload: object) -> Suspended:
     opened: dict[int, Open] = {}
     names: set[str] = set()
     for place, one in enumerate(cast("list[object]", given["open"])):
-        fields = _checked(one, _OPEN, f"open[{place}]")
+        fields = _checked(one, wanted, f"open[{place}]")
         index, name = cast("int", fields.pop("index")), cast("str", fields["approval_id"])
         if index >= len(calls) or results[index] is not None or index in opened or name in names:
             raise _Wrong(f"open[{place}].index")

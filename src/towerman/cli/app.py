@@ -286,6 +286,16 @@ def _check_resume(calls: str | None, resume: str | None, batch_id: str | None, r
     Raises:
         Wrong: they are not.
     """
+    from towerman.policy import name_of
+
+    for option, name in (("--run-id", run_id), ("--resume", resume)):
+        if name is not None:
+            try:
+                name_of(option, name)
+            except PolicyError as wrong:
+                raise Wrong(str(wrong)) from None
+    if batch_id == "":
+        raise Wrong("--batch-id: the name of a batch, which is not empty; leave it out where the run has only one")
     if calls is None and resume is None:
         raise Wrong(
             "name what is to be run: a file with calls, - for stdin, or --resume ID for a run that was begun before"

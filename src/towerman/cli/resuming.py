@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from shlex import quote
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from towerman.cli.words import Wrong, complain
@@ -34,6 +35,11 @@ NAME: Final = "batch"
 def new_id() -> str:
     """An id for a run that nobody else has."""
     return f"run-{os.urandom(5).hex()}"
+
+
+def to_resume(run_id: str) -> str:
+    """The option that names a run to go on with, as a shell takes it: an id may begin with the sign of an option."""
+    return f"--resume={run_id}" if run_id.startswith("-") else f"--resume {run_id}"
 
 
 def journal_of(tower: Tower, tools: str) -> Journal:
@@ -99,7 +105,7 @@ def read(tower: Tower, journal: Journal, kept: KeptBatch, calls: Batch | None) -
         why = "it stores no arguments" if not journal.keeps_arguments else "some have no form that can be stored"
         raise Wrong(
             f"--resume: the calls of run {kept.run_id!r} are not in the journal ({why}); hand them in again: "
-            f"towerman run CALLS --resume {kept.run_id}"
+            f"towerman run CALLS {to_resume(kept.run_id)}"
         )
     try:
         return read_document(stored)
@@ -165,7 +171,7 @@ def named(
     if tower.journal is None or not batch.calls:
         return run_id, batch
     run_id = run_id or new_id()
-    complain(f"run {run_id}; if it is cut off: towerman run --tools {tools} --resume {run_id}")
+    complain(f"run {run_id}; if it is cut off: towerman run --tools {quote(tools)} {to_resume(run_id)}")
     return run_id, replace(batch, batch_id=NAME)
 
 
@@ -215,9 +221,10 @@ def tell_unknown(journal: Journal, run_id: str, tools: str) -> None:
     numbers = " ".join(str(one.number) for one in found[:20])
     more = f" (and {len(found) - 20} more)" if len(found) > 20 else ""
     many = f"{len(found)} calls are" if len(found) > 1 else "1 call is"
+    again = f"towerman run --tools {quote(tools)} {to_resume(run_id)}"
     complain(
         f"{many} of unknown effect: look what they were to change, say what came of them with towerman journal resolve "
-        f"{numbers}{more} --applied or --not-applied, then go on: towerman run --tools {tools} --resume {run_id}"
+        f"{numbers}{more} --applied or --not-applied, then go on: {again}"
     )
 
 

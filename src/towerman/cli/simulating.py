@@ -39,9 +39,11 @@ def simulate(
         typer.Option("--set", metavar="KEY=VALUE", help="Try this limit: pools.crm=4, max_concurrency=none, ..."),
     ] = None,
     sweep: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--sweep", metavar="KEY=A..B", help="Try each of these: pools.crm=1..8, 1..32:4 (by fours), 1,2,8."
+            "--sweep",
+            metavar="KEY=A..B",
+            help="Try each of these: pools.crm=1..8, 1..32:4 (by fours), 1,2,8; at most 1,000. Said once.",
         ),
     ] = None,
     tools: Annotated[
@@ -86,10 +88,12 @@ def simulate(
                 if key in tried:
                     raise InputError(f"{key}: told twice")
                 tried[key] = value
-            if sweep is None:
+            if not sweep:
                 told: room.Report | Sweep = room.simulate(read, policy, tried=tried)
             else:
-                key, values = sweeps(sweep)
+                if len(sweep) > 1:
+                    raise InputError("--sweep: told twice; try one key at a time, and hold the others with --set")
+                key, values = sweeps(sweep[0])
                 if key in tried:
                     raise InputError(f"{key}: --set has it already")
                 told = room.sweep(read, key, values, policy, tried=tried)

@@ -145,7 +145,8 @@ async def _decisions(batch: BatchResult, later: set[str]) -> dict[str, Approved 
             continue
         later.add(request.approval_id)
         try:
-            decision = await asyncio.wait_for(ask_terminal(request), max(request.expires_in, 0.001))
+            async with asyncio.timeout(max(request.expires_in, 0.001)):
+                decision = await ask_terminal(request)
         except TimeoutError:
             continue
         if decision is not None:

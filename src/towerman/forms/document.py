@@ -34,6 +34,7 @@ Part: TypeAlias = str | tuple[str]
 Split: TypeAlias = Callable[[str], list[Part]]
 """Takes the parts of a form's text apart; raises `BadText`."""
 
+_PATH: Final = re.compile(r"\.\w|\[\s*[\w\"'*=-]")
 _SHOWN: Final = 8  # faults in one message
 _WORD: Final = 32  # characters of a name in a message
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_.-]")
@@ -52,6 +53,23 @@ class BadText(Exception):
         super().__init__(told)
         self.told = told
         self.code: Code = code
+
+
+def no_path(text: str, end: int) -> None:
+    """Nothing that looks like a path stands right behind a reference; a `.` that ends a sentence does not.
+
+    Args:
+        text: of a form in which a reference means the whole result.
+        end: the place behind the reference.
+
+    Raises:
+        BadText: the text goes on with `.name` or `[0]`, which nobody could tell from a part of the result.
+    """
+    if _PATH.match(text, end):
+        raise BadText(
+            "right behind a reference '.name' or '[0]', which could be text or a part of the result; in this form a "
+            "reference is the whole result: take it alone, or put a blank behind it"
+        )
 
 
 def nothing_known(tool: str) -> Mapping[str, bool] | None:

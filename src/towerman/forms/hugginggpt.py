@@ -18,7 +18,7 @@ from typing import Final
 from towerman.adapters.reading import described, fields_of, items_of, plain_text
 from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, Part, Tools, number
+from towerman.forms.document import BadText, Draft, Part, Tools, no_path, number
 
 FORM: Final = "hugginggpt"
 
@@ -79,5 +79,6 @@ def split(text: str) -> list[Part]:
             continue
         parts += [text[end : match.start()], (number(digits),)]
         end = after
+        no_path(text, end)
     parts.append(text[end:])
     return [part for part in parts if part]

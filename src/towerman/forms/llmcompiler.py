@@ -7,7 +7,8 @@ together. It is no tool and no step here (its results come together anyway), unl
 then it is called when all steps before it have ended.
 
 House rules. Numbers are ids, compared as numbers: `$1` is not `$10`. A `$` with a number is a reference, always: what
-could be a price is refused where it could be both (`$3.50`); `$$` is a `$`. An argument without quotes is one text,
+could be a price is refused where it could be both (`$3.50`), and so is what could be a path (`$1.items[0]`); in
+`${1}.txt` the braces say where the reference ends; `$$` is a `$`. An argument without quotes is one text,
 if it has no sign that could divide it.
 
 Not here: replanning.
@@ -20,7 +21,7 @@ from typing import Final
 
 from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, Part, Tools, number
+from towerman.forms.document import BadText, Draft, Part, Tools, no_path, number
 from towerman.forms.literals import Malformed, Reader
 
 FORM: Final = "llmcompiler"
@@ -32,6 +33,7 @@ _REST: Final = re.compile(rf"[ \t]*(?:{_END}[ \t]*)?(?:#.*)?")
 _BARE: Final = re.compile(r"[^,()\[\]{}\"=\n]+")
 _MARK: Final = re.compile(r"\$\$|\$(\d+)|\$\{(\d+)\}|\$\{(?=\d)", re.ASCII)
 _UNCLEAR: Final = re.compile(r"\w|[.,]\d|%")
+_INDEXED: Final = re.compile(r"(?:\.\w+)*\[")
 _ALLOWED: Final = ("thought:", "```")
 
 
@@ -151,6 +153,8 @@ def split(text: str) -> list[Part]:
                 "a '$' with a number that could be a step or a price; write '${1}' for step 1, or '$$' for a '$'"
             )
         else:
+            if match[1] or _INDEXED.match(text, end):
+                no_path(text, end)
             parts.append((number(digits),))
     parts.append(text[end:])
     return [part for part in parts if part]

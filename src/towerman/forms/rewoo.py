@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, Part, Tools, number
+from towerman.forms.document import BadText, Draft, Part, Tools, no_path, number
 
 FORM: Final = "rewoo"
 
@@ -88,5 +88,6 @@ def split(text: str) -> list[Part]:
             raise BadText("'#e' with a number; write '#E' for a reference")
         parts += [text[end : match.start()], (f"E{number(match[2])}",)]
         end = match.end()
+        no_path(text, end)
     parts.append(text[end:])
     return [part for part in parts if part]

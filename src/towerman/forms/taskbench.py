@@ -21,7 +21,7 @@ from typing import Final
 from towerman.adapters.reading import described, fields_of, items_of, plain_text
 from towerman.calls import Batch
 from towerman.errors import InputError
-from towerman.forms.document import BadText, Draft, Part, Tools, number
+from towerman.forms.document import BadText, Draft, Part, Tools, no_path, number
 
 FORM: Final = "taskbench"
 
@@ -126,6 +126,7 @@ def split(text: str) -> list[Part]:
         if node is not None:
             parts += [text[end : match.start()], (number(node[1]),)]
             end = match.end()
+            no_path(text, end)
         elif _LIKE_A_NODE.search(match[1]):
             raise BadText("angle brackets that name a node, and not only that; write '<node-0>'")
     parts.append(text[end:])

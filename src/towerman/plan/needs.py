@@ -11,6 +11,7 @@ call fails (graph).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ ID_CHARACTERS: Final = 64
 """Longest part of an id that a message shows."""
 
 _SHOWN: Final = 8  # ids, or links of a cycle, in one message
+_DIGITS: Final = re.compile(r"[0-9]{1,18}$")
 _NEAR: Final = 100  # ids that are compared with an unknown one
 
 
@@ -262,8 +264,7 @@ def _unknown(ids: Sequence[str], misses: Sequence[Miss], *, numbered: bool = Fal
     known = list(dict.fromkeys(name for name in ids if name))
     numbers = [name for name in known if name[-1].isdigit()] if numbered else []
     if numbers:
-        first, last = (choose(numbers, key=_in_order) for choose in (min, max))
-        hint = f"the numbers of this plan go from {_quoted(first)} to {_quoted(last)}"
+        hint = f"the numbers of this plan {_numbers(numbers)}"
     elif near:
         hint = f"near {_quoted(wanted) if shown else 'it'} come {_listed(near)}"
     elif known:
@@ -279,6 +280,27 @@ def _unknown(ids: Sequence[str], misses: Sequence[Miss], *, numbered: bool = Fal
     if numbered:
         return PlanRefused("bad_reference", members, f"{told}: out of range, there is no such step; {hint}")
     return PlanRefused("unknown_dependency", members, f"{told}: no call of this batch has that id; {hint}")
+
+
+def _numbers(names: Sequence[str]) -> str:
+    """Which numbers there are: where they begin and end, or, if some between are not there, each stretch of them."""
+    stretches: list[tuple[str, str]] = []
+    for name in sorted(names, key=_in_order):
+        if stretches and _follows(stretches[-1][1], name):
+            stretches[-1] = stretches[-1][0], name
+        else:
+            stretches.append((name, name))
+    told = [_quoted(a) if a == b else f"{_quoted(a)} to {_quoted(b)}" for a, b in stretches[:_SHOWN]]
+    if len(stretches) == 1:
+        first, last = stretches[0]
+        return f"go from {_quoted(first)} to {_quoted(last)}"
+    return f"are {', '.join(told)}{' ...' if len(stretches) > _SHOWN else ''}"
+
+
+def _follows(one: str, other: str) -> bool:
+    """Is the other id's number the next one?"""
+    before, after = _DIGITS.search(one), _DIGITS.search(other)
+    return before is not None and after is not None and int(before[0]) + 1 == int(after[0])
 
 
 def _in_order(name: str) -> tuple[int, str]:

@@ -262,6 +262,8 @@ class Asking(Following):
                 heard = approval.decide(decision, now, lifetime) if decision is not None else None
                 result = approval.result
             work.gated[index] = approval
+            if written.written is not None:
+                work.remember_written(index, written.written)
             if heard is not None and decision is not None:
                 told = self._count_heard(approval, decision, heard)
                 if told:

@@ -83,6 +83,7 @@ class Binding(Spending):
             message = sealing.unresolved(step, work.calls[step], lost.reason)
             self._refuse(work, index, "bad_reference", message, waited_for=self._behind_whom(work, index))
             return False
+        work.remember_written(index, work.calls[index].arguments)
         work.put_call(index, filled(work.calls[index], arguments))
         work.filled.add(index)
         return True

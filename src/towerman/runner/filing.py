@@ -8,6 +8,9 @@ what it held goes back at once; its result is sealed once the outcome is on the 
 effect that a crash could make the journal forget. A call without effect is written down when it has ended, and nobody
 waits for that.
 
+A step of a plan is known by its arguments as they were handed in, also where it is gone on with after results were
+filled in: so it is the same call whichever way it comes.
+
 A call that waits for the same call elsewhere (a join) holds nothing and stands in no queue. It waits at most its
 `max_wait`. Where the call that it waits for waits in turn for what this call's own caller made, it is refused at once.
 
@@ -125,7 +128,8 @@ class Filing(Keeping):
             JournalUnavailable: it does not, or not in time.
         """
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), JOURNAL_SECONDS)
+            async with asyncio.timeout(JOURNAL_SECONDS):
+                return await asyncio.wrap_future(future)
         except TimeoutError:
             raise JournalUnavailable("failed", f"the journal did not answer within {JOURNAL_SECONDS:g} s") from None
 
@@ -153,9 +157,9 @@ class Filing(Keeping):
             if name and not await self._take_over(work, key, name):
                 return
             for index, one in found.items():
-                call, tool = work.calls[index], work.tools[index]
+                tool = work.tools[index]
                 assert tool is not None
-                work.filed[index] = Filed(place(key, one), digest(key, tool.name, call.arguments))
+                work.filed[index] = Filed(place(key, one), digest(key, tool.name, work.as_written(index)))
             if work.deferral is not None:
                 work.filed.update(work.deferral.claims)
             keys = [filed.key for filed in work.filed.values() if filed.key is not None]

@@ -173,7 +173,7 @@ class Intake(Sealer):
                 alike = [None if no else one for no, one in zip(gone, alike, strict=True)]
         ordered = needs is not None or any_holds or alike is not None
         asked = core.journal_key is not None or (needs is not None and core.journal is not None)
-        if ordered and asked and not core.means_asked:
+        if ordered and size > 1 and asked and not core.means_asked:  # one call alone has no order to choose
             await self._learned_elsewhere()
             if over(work):
                 return

@@ -173,7 +173,7 @@ class Offering(Sharing):
         if not self._draining:
             self._drain()
         due = self._due() if self.core.crowded else self.core.gate.wake_at
-        if due < self._timer_at:
+        if due < self._timer_at and self.core.gate.anybody:  # else it was due for somebody who waits no more
             self._arm(due)
 
     def _drain(self) -> None:

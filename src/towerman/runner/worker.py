@@ -344,7 +344,8 @@ class Worker:
         if self._stopping:
             return
         try:
-            await asyncio.wait_for(self._wake.wait(), pause)
+            async with asyncio.timeout(pause):
+                await self._wake.wait()
         except TimeoutError:
             return
         self._wake.clear()
@@ -441,7 +442,8 @@ class Worker:
                 self._cut = True
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), STEP)
+                async with asyncio.timeout(STEP):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

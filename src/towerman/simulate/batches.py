@@ -16,7 +16,7 @@ from towerman.gate import Entry, Lot
 from towerman.ledger import Wants
 from towerman.plan import Plan, PlanRefused, resolve_needs
 from towerman.policy import shown
-from towerman.simulate.workload import WorkloadCall
+from towerman.simulate.workload import WorkloadCall, seconds_of
 from towerman.work import RunState
 
 Owner = tuple["SimulatedBatch", int]
@@ -108,9 +108,14 @@ def batches_of(calls: Sequence[WorkloadCall]) -> list[SimulatedBatch]:
     """The batches of a workload, in the order in which they come in.
 
     Raises:
-        InputError: two calls have one id, or a call needs one that is not there, or is of another run, or calls need
-            each other in a circle.
+        InputError: a length or an instant is none that the clock can come to, two calls have one id, a call needs one
+            that is not there, or is of another run, or calls need each other in a circle.
     """
+    for index, call in enumerate(calls):
+        seconds_of(f"calls[{index}].duration", call.duration)
+        seconds_of(f"calls[{index}].arrival", call.arrival)
+        if call.estimate is not None:
+            seconds_of(f"calls[{index}].estimate", call.estimate)
     ids = [call.id for call in calls]
     if len(set(ids)) != len(ids):
         seen: dict[str, int] = {}

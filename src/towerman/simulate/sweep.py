@@ -20,7 +20,7 @@ NEAR: Final = 0.05
 MOST_VALUES: Final = 1_000
 """Values that one sweep tries at most."""
 
-_RANGE: Final = re.compile(r"(\d+)\.\.(\d+)(?::(\d+))?")
+_RANGE: Final = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?::(\d{1,18}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +194,13 @@ def sweep(
         tried: what else is tried all the time.
 
     Raises:
-        InputError: as `simulate`.
+        InputError: as `simulate`; or there are more than 1,000 values.
         PolicyError: as `simulate`.
     """
+    if isinstance(values, range):  # whose length may be beyond what len() can say
+        _few(f"sweep of {key}", (values[-1] - values[0]) // values.step + 1 if values else 0)
+    else:
+        _few(f"sweep of {key}", len(values))
     read = read_workload(workload)
     reports = [simulate(read, policy, tried={**(tried or {}), key: value}) for value in values]
     return Sweep(key, tuple(values), tuple(reports))
@@ -206,19 +210,28 @@ def sweeps(text: str) -> tuple[str, list[object]]:
     """`pools.crm=1..8`, `pools.crm=1..32:4` (by fours) or `pools.crm=1,2,4,8` as a key and values.
 
     Raises:
-        InputError: it is written otherwise.
+        InputError: it is written otherwise, or comes to more than 1,000 values; nothing is made of it then.
     """
     key, value = tries(text)
     written = text.partition("=")[2].strip()
     found = _RANGE.fullmatch(written)
     if found is None:
         if ".." in written:
-            raise InputError(f"{shown(text)}: write a sweep as KEY=FROM..TO, for example pools.crm=1..8")
+            raise InputError(f"{shown(text)}: write a sweep as KEY=FROM..TO, whole numbers, for example pools.crm=1..8")
+        _few(shown(text), written.count(",") + 1)
         return key, [tries(f"{key}={one}")[1] for one in written.split(",")] if "," in written else [value]
     first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
     if last < first or not step:
         raise InputError(f"{shown(text)}: a sweep goes upwards, by 1 or more, for example pools.crm=1..8")
-    values: list[object] = list(range(first, last + 1, step))
-    if len(values) > MOST_VALUES:
-        raise InputError(f"{shown(text)}: {len(values):,} values; at most {MOST_VALUES:,}, for example 1..1000:10")
-    return key, values
+    _few(shown(text), (last - first) // step + 1)
+    return key, list(range(first, last + 1, step))
+
+
+def _few(where: str, count: int) -> None:
+    """So many values can be tried.
+
+    Raises:
+        InputError: they cannot.
+    """
+    if count > MOST_VALUES:
+        raise InputError(f"{where}: {count:,} values; at most {MOST_VALUES:,}, for example 1..1000:10")

@@ -13,12 +13,16 @@ from towerman.access import AccessRefused, canonical_key
 from towerman.access.keys import key_of, split_scheme
 from towerman.calls import Access
 from towerman.errors import InputError, PolicyError
-from towerman.policy import MOST_SECONDS, RESERVED_POOLS, Rate, nearest, rate_of, shown
+from towerman.policy import RESERVED_POOLS, Rate, nearest, rate_of, shown
 
 T = TypeVar("T")
 
 KEYS: Final = ("max_concurrency", "pools", "rates", "calls", "notes")
 CALL_KEYS: Final = ("id", "tool", "duration", "estimate", "arrival", "run", "pools", "reads", "writes", "needs")
+
+MOST_SECONDS: Final = 10**12
+"""Where the clock of a simulation ends, some 30,000 years: far below the last instant that a rate can tell from never,
+and still exact to less than a millisecond."""
 
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
@@ -261,8 +265,10 @@ def seconds_of(where: str, value: object) -> float:
     Raises:
         InputError: it is none.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_SECONDS:
-        raise InputError(f"{where}: a finite number of seconds, 0 or more; got {shown(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
+        raise InputError(
+            f"{where}: seconds from 0 to {MOST_SECONDS:,}, where the clock of a simulation ends; got {shown(value)}"
+        )
     return float(value)
 
 

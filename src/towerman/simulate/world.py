@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Final, cast
 from towerman.access import flat_holds
 from towerman.clock import VirtualClock
 from towerman.core import Core, pool_key
-from towerman.errors import Code
+from towerman.errors import Code, InputError
 from towerman.estimates import estimated
 from towerman.gate import GRANTED, NEVER, Flow, Gate, Lot, Offer
 from towerman.ledger import UNLIMITED, Ledger, Meter, State
 from towerman.limits import Limits as Pools
 from towerman.plan import Plan
+from towerman.policy import shown
 from towerman.rates import make
 from towerman.simulate.batches import Owner, SimulatedBatch, Slot, Wanted, batches_of
 from towerman.simulate.force import ALWAYS, InForce
-from towerman.simulate.workload import Workload, WorkloadCall
+from towerman.simulate.workload import MOST_SECONDS, Workload, WorkloadCall
 from towerman.watched import limit_name
 from towerman.work import Owner as RealOwner
 from towerman.work import RunState, Want
@@ -185,7 +186,8 @@ class World:
             ending = heap[0][0] if heap else NEVER
             arrival = coming[0][0] if coming else NEVER
             now = min(ending, arrival, gate.wake_at)
-            if now == NEVER:
+            if now > MOST_SECONDS:
+                self._check_end()
                 break
             self._now = now = self._clock.set(max(now, self._now))
             if ending <= now:
@@ -203,6 +205,23 @@ class World:
         gate.validate()
         assert not gate.anybody, f"somebody still waits: {gate}"
         assert not gate.ledger.counts()[0], f"permits were lost: {gate.ledger}"
+
+    def _check_end(self) -> None:
+        """Nothing more happens that the clock could come to: is all over? No batch is to come, arrivals are bounded.
+
+        Raises:
+            InputError: somebody still runs, or waits for a rate; it names one.
+        """
+        end = f"after {MOST_SECONDS:,} seconds, where the clock of a simulation ends"
+        if self._heap:
+            batch, index = self._heap[0][3].owner
+            told = f"call {shown(batch.calls[index].id)} would end {end}"
+            raise InputError(f"{told}: let it, or what comes before it, take less time")
+        for (batch, index), stretches in self._where.items():
+            name = stretches[-1][1]
+            if name.startswith("rate"):
+                told = f"call {shown(batch.calls[index].id)} waits for the {name} and would start {end}"
+                raise InputError(f"{told}: allow more starts in the period, or take a shorter one")
 
     def _arrive(self, batch: SimulatedBatch) -> None:
         """A batch comes in: what it wants, its plan, its first offers."""
