@@ -177,7 +177,8 @@ class RedisLedger:
                 if last.retry_after:
                     pause = min(pause, last.retry_after)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), pause)
+                    async with asyncio.timeout(pause):
+                        await event.wait()
                 event.clear()
                 text = poll
         except BaseException:
