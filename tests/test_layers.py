@@ -23,8 +23,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "towerman"
 
 PURE = (
     "errors clock calls rates+breaker+repeats+estimates budgets policy config retrying arguments+access placeholders "
-    "tools changes bounds plan ledger watched lots waiting deadlock turns gate pages tokens leftovers records "
-    "documents approvals trace timeline+sealing explain+check+report"
+    "tools changes bounds plan ledger watched lots waiting deadlock turns elsewhere gate pages tokens leftovers "
+    "records documents approvals trace timeline+sealing explain+check+report"
 )
 ROWS = [
     row.split("+")
@@ -40,9 +40,9 @@ SIDES = {
 }
 LAZY = {
     "work": {"adapters"},
-    "core": {"journal"},
-    "runner": {"journal"},
-    "tower": {"adapters", "forms", "journal"},
+    "core": {"engines", "journal"},
+    "runner": {"engines", "journal"},
+    "tower": {"adapters", "engines", "forms", "journal"},
 }  # inside functions only, or for the type checker
 DOORS = {"__init__", "__main__", "cli", "desk", "simulate", "terminal", "testing"}
 # Loaded on first use, so inside functions only; griffe reads the docstrings of handlers.

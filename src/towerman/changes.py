@@ -22,6 +22,7 @@ from towerman.tools import Tool
 FIXED: Final[Mapping[str, str]] = {
     "mode": "a tower keeps its mode for life; make another tower",
     "results": "a tower keeps its store of results for life; make another tower",
+    "engine": "a tower keeps its engine for life; make another tower",
     "journal": "a tower keeps its journal for life; make another tower",
     "secret": "a tower keeps its secret for life; make another tower",
 }

@@ -33,6 +33,7 @@ from typing import Final, cast, get_args
 from towerman.budgets import MOST
 from towerman.errors import PolicyError
 from towerman.policy import (
+    ENGINE,
     KINDS_OF_STORAGE,
     MOST_SECONDS,
     POOL,
@@ -46,6 +47,8 @@ from towerman.policy import (
     Budget,
     CircuitBreaker,
     Condition,
+    Engine,
+    EngineAt,
     Flag,
     FreeText,
     FromEnvironment,
@@ -347,6 +350,8 @@ class _Reader:
                 budgets = self._budgets(value)
             elif key == "tools":
                 tools = self._tools(value)
+            elif key == "engine" and isinstance(value, Mapping):
+                self._engine(options, value)
             elif self._known(key, "", [*TOWER_KEYS, "budgets", "pools", "tools"], value):
                 self._value(options, key, key, TOWER[key], value)
         if self._faults:
@@ -475,6 +480,16 @@ class _Reader:
                 continue
             pools[name] = Pool(**given)  # type: ignore[arg-type]  # every value was checked above
         return pools
+
+    def _engine(self, options: dict[str, object], value: Mapping[object, object]) -> None:
+        before = len(self._faults)
+        given: dict[str, object] = {}
+        for inner, inside in value.items():
+            if self._known(inner, "engine.", list(ENGINE), inside):
+                known = cast("str", inner)
+                self._value(given, known, f"engine.{known}", ENGINE[known], inside)
+        if len(self._faults) == before:
+            self._value(options, "engine", "engine", TOWER["engine"], given)
 
     def _budgets(self, value: object) -> dict[str, Budget]:
         budgets: dict[str, Budget] = {}
@@ -754,6 +769,9 @@ def _of_kind(kind: Kind) -> dict[str, object]:
                     {"type": "object", "properties": table, "additionalProperties": False},
                 ]
             }
+        case EngineAt():
+            text = {"type": "string", "pattern": r"^(rediss?|unix)://|\$\{"}
+            return {"anyOf": [text, {**_object(ENGINE, ENGINE, Engine), "required": ["url"]}]}
         case Location() | Secret():
             return {"type": "string", "pattern": r"\S"}
         case _:

@@ -39,6 +39,7 @@ from towerman.work import Job, Join, Owner, RunState, Want, Work
 
 if TYPE_CHECKING:
     from towerman.approvals import Approval, Book
+    from towerman.engines.redis import RedisLedger
     from towerman.explain import Seen
     from towerman.journal import Journal
     from towerman.leftovers import DeadLetter, Leftover
@@ -70,6 +71,9 @@ FILED: Final = ("intents", "replayed", "joined", "conflicts", "unknown", "unavai
 """What is counted of a journal: intents that were written; calls that were answered from it, waited for the same call
 elsewhere, were refused for another one's key, are of unknown effect, were refused since it could not be used; outcomes
 that could not be written in time."""
+
+LEASES: Final = ("alone", "lost")
+"""What is counted of an engine: calls that ran without it, since it was not reached; leases that were lost."""
 
 MOST_WARNED: Final = 5
 """Calls with placeholders of which the notice of one batch tells."""
@@ -132,6 +136,8 @@ class Core:
         random: gives a number from 0 up to 1 for the pauses between attempts; None: the machine's own chance.
         journal: remembers what was begun and what came of it; None: nobody does.
         journal_key: of its digests; None until it was opened.
+        engine: keeps what counts over several processes; None: this one is alone.
+        leases: what came of it, by what it was.
         filed: what came of the journal, by what it was.
         flights: calls of this tower that are at work and have an identity, by where that is stored.
         joined: calls that calls at work have made and that wait for the same call elsewhere: who waits, and a function
@@ -198,6 +204,8 @@ class Core:
         self.unmerged: set[str] = set()  # tools of whose merge function it was told that it failed
         self.journal: Journal | None = None
         self.journal_key: bytes | None = None
+        self.engine: RedisLedger | None = None
+        self.leases: dict[str, int] = dict.fromkeys(LEASES, 0)
         self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
         self.flights: dict[bytes, Job] = {}
         self.joined: dict[Join, tuple[tuple[Job, ...], Callable[[], Job | None]]] = {}
@@ -393,7 +401,7 @@ class Core:
             breakers.append(f"breaker:tool:{tool.name}")
         for name, units in policy.pools:
             pool = tower.pools[name]
-            key = pool_key(name, pool.scope, run)
+            key = pool_key(name, str(pool.scope), run)
             permits.append((key, units))
             if pool.max_queued is not None:
                 bounds.append((key, pool.max_queued))
@@ -419,6 +427,7 @@ class Core:
         base.of = tool
         base.accesses = ()
         base.shared = tool.rule is None
+        base.far = None
         self.gate.ledger.look_up(base)
         run.bases[tool.name] = base
         return base
@@ -476,14 +485,14 @@ class Core:
             self.purse.at(micros(self.now()))
             other.purse = self.purse.anew()
             for pool in self.gate.ledger.pools.values():
-                if pool.scope == "process":
+                if pool.scope in ("process", "cluster"):
                     other.gate.ledger.add_pool(pool.anew())
             other.paused = set(self.paused)
             for meter in self.gate.ledger.meters.values():
-                if meter.scope == "process":
+                if meter.scope in ("process", "cluster"):
                     other.gate.ledger.add_meter(meter.anew())
             for fuse in self.gate.ledger.fuses.values():
-                if fuse.scope == "process":
+                if fuse.scope in ("process", "cluster"):
                     other.gate.ledger.add_fuse(fuse.anew())
         return other
 
@@ -1033,7 +1042,7 @@ def filled(call: Call, arguments: Mapping[str, object]) -> Call:
 
 def pool_key(name: str, scope: str, run: RunState) -> str:
     """The ledger's key of a named pool, for a run."""
-    if scope == "process":
+    if scope in ("process", "cluster"):
         return f"pool:{name}"
     if scope == "run":
         return f"pool:{name}@run:{run.number}"

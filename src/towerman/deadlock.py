@@ -33,7 +33,7 @@ def may_go_on(waiter: Entry[OwnerT], holders: Iterable[Entry[OwnerT]]) -> bool:
     False does not say that it is stuck, only that it takes a longer look.
     """
     state, wants = waiter.line.bay.state, waiter.wants
-    if isinstance(state, Meter):  # which time will give
+    if isinstance(state, Meter) or waiter.line.bay.need[3]:  # which time will give, or the engine
         return True
     chain = tuple(wants.loan.chain()) if wants.loan is not None else ()
     if isinstance(state, Node):

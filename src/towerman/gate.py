@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from towerman.breaker import Verdict
+from towerman.elsewhere import Elsewhere
 from towerman.errors import Code
 from towerman.ledger import Fuse, Ledger, Loan, Meter, Pool, Wants
 from towerman.lots import (
@@ -38,7 +39,6 @@ from towerman.lots import (
     Urgency,
 )
 from towerman.rates import Numbers, micros
-from towerman.turns import Turns
 
 __all__ = [
     "DONE",
@@ -61,7 +61,7 @@ PASSES: Final = 16
 """Times that a waiter may be passed before it is promoted."""
 
 
-class Gate(Turns[OwnerT]):
+class Gate(Elsewhere[OwnerT]):
     """Admission for one process. Whoever calls it holds the tower's lock.
 
     Args:
@@ -99,19 +99,6 @@ class Gate(Turns[OwnerT]):
             self._closed = [one for one in [*self._closed, flow] if one.running]
 
     # ------------------------------------------------------------------ events in, decisions out
-
-    def _at(self, now: float) -> None:
-        """An event comes at this instant: rates whose time has come are looked at in it."""
-        by = self.ledger.at(now)
-        if by:
-            self._deadlines.shift_alarms(by)
-            self.wake_at = min(self.wake_at, self._deadlines.first())
-        self._look_at_rates()
-
-    def _look_at_rates(self) -> None:
-        """Rates whose time has come are looked at in this event."""
-        due = self._deadlines.rates_due(self.ledger.instant)
-        self._changed += [meter for meter in due if meter.lot is not None]
 
     def offer(self, flow: Flow[OwnerT], offers: Iterable[Offer[OwnerT]], now: float) -> list[Entry[OwnerT]]:
         """Ready calls of a run, in the order in which it wants them started. Returns the entries decided in this
@@ -197,6 +184,8 @@ class Gate(Turns[OwnerT]):
         if entry.wants.marked or entry in self._marks:
             self._unmark(entry)
         entry.status = DONE
+        if entry.there is not None:
+            entry.there.over()
         wants = entry.wants
         if entry.loan is not None or wants.loan is not None:
             return self._finish_loans(entry, now)
@@ -247,6 +236,8 @@ class Gate(Turns[OwnerT]):
             if entry.wants.marked or entry in self._marks:
                 self._unmark(entry)
             entry.status = DONE
+            if entry.there is not None:
+                entry.there.over()
             del flow.running[entry]
             states = self._give(entry.wants)
             if flow.lines:
@@ -285,16 +276,6 @@ class Gate(Turns[OwnerT]):
             and all(_plain(one[0], pools) for one in ready)
         )
 
-    def _unmark(self, entry: Entry[OwnerT]) -> None:
-        """What it had of rates and breakers is told: a start that did not take place is free again."""
-        marks = self._marks.pop(entry, None)
-        if marks is None:
-            return
-        if not marks.begun:
-            self.ledger.take_back(marks)
-            self._changed += [meter for meter, _ in marks.meters if meter.lot is not None]
-        self.ledger.verdict(marks, "nothing")
-
     def begun(self, entry: Entry[OwnerT], now: float) -> bool:
         """The first line of a granted entry is next: from now on its start counts in its rates.
 
@@ -319,6 +300,8 @@ class Gate(Turns[OwnerT]):
         marks = self._marks.get(entry)
         if marks is None or not marks.fuses:
             return []
+        if entry.there is not None:
+            entry.there.told(verdict)
         self._at(now)
         for fuse in self.ledger.verdict(marks, verdict):
             for parked in [one for one in self._each_parked() if fuse in one.wants.fuses]:
@@ -357,6 +340,8 @@ class Gate(Turns[OwnerT]):
         if self.ledger.timed:
             self._at(now)
         entry.orphan = True
+        if entry.there is not None:
+            entry.there.orphaned()
         flow = entry.flow
         del flow.running[entry]
         self._orphans[entry] = None

@@ -129,6 +129,7 @@ class Limits:
         """Those that count for the process."""
         self._set("process", "pool process", self._core.policy.max_concurrency)
         self._set_named("process", None)
+        self._set_named("cluster", None)
         core = self._core
         core.purse.at(micros(core.now()))
         core.budgeted = core.budgeted or bool(core.policy.budgets)
@@ -180,16 +181,22 @@ class Limits:
             )
         )
 
+    @property
+    def _usual(self) -> str:
+        """Whom a tool's own limits count for."""
+        return "process" if self._core.policy.engine is None else "cluster"
+
     def add_tool(self, tool: Tool) -> None:
         """A tool's own limit, if it has one."""
+        scope = self._usual
         if tool.policy.max_concurrency is not None:
-            self._set(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency)
+            self._set(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency, scope=scope)
         policy = tool.policy
         if policy.rate is None and tool.name in self._core.paused:  # what was asked to pause goes on pausing
-            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", None, policy.breaker)
+            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", None, policy.breaker, scope=scope)
             self._stale_timed.pop(f"rate:tool:{tool.name}", None)
         else:
-            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", policy.rate, policy.breaker)
+            self._set_timed(f"tool:{tool.name}", f"tool {tool.name}", policy.rate, policy.breaker, scope=scope)
 
     def pause(self, tool: str) -> None:
         """Whoever is behind a tool that has no rate wants it to pause: from now on it has one without a limit."""
@@ -198,7 +205,9 @@ class Limits:
             return
         core.paused.add(tool)
         enforced = core.policy.mode == "enforce"
-        core.gate.ledger.add_meter(Meter(f"rate:tool:{tool}", f"pause of tool {tool}", make(None), enforced=enforced))
+        core.gate.ledger.add_meter(
+            Meter(f"rate:tool:{tool}", f"pause of tool {tool}", make(None), scope=self._usual, enforced=enforced)
+        )
         core.generation += 1
         runs = list(core.runs.values())
         for state in runs:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
+from towerman.breaker import Verdict
 from towerman.calls import Rejection
 from towerman.errors import Code
 from towerman.ledger import Loan, Meter, Node, Pool, State, Wants
@@ -50,9 +51,19 @@ NEAR: Final = 32
 DEADLINE: Final[tuple[Code, str]] = ("deadline_exceeded", "run deadline")
 """What is told of a run of which nothing may start any more, unless something else is."""
 
-Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None"]
+Away = Literal[0, 1, 2]
+"""Where it is decided whether somebody may go on: here; at the engine; at the engine, which is not reached."""
+
+HERE: Final = 0
+ELSEWHERE: Final = 1
+UNREACHED: Final = 2
+
+ENGINE: Final = "engine"
+"""What people are shown of a wait for an engine that is not reached."""
+
+Need = tuple[int, bool, "Loan[Lot[OwnerT]] | None", Away]
 """What of a state is needed: (permits, may use the reserve, on what loan) of a pool, (mode, False, loan) of a node, (1,
-may use the reserve, None) of a meter.
+may use the reserve, None) of a meter; and where that is decided.
 """
 
 Rank = tuple[int, float, float, int, "Entry[OwnerT]"]
@@ -76,6 +87,36 @@ def kind_of(wants: Wants[Lot[OwnerT]]) -> Kind:
     return (id(wants.pools), None) if wants.loan is None else (id(wants.loan), wants.tool)
 
 
+class There(Protocol):
+    """What a call has, or waits for, at the engine that processes share. None of this waits, or raises."""
+
+    @property
+    def unreached(self) -> bool:
+        """The engine does not answer."""
+        ...  # pragma: no cover - a protocol has no body
+
+    @property
+    def fence(self) -> int | None:
+        """Greater than that of every earlier grant of the engine; None without one."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def begun(self) -> None:
+        """Its first line is next; from any thread."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def over(self) -> None:
+        """It has ended, or does not start: what it has there goes back. Any number of times, from any thread."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def orphaned(self) -> None:
+        """Its work goes on after its result was sealed."""
+        ...  # pragma: no cover - a protocol has no body
+
+    def told(self, verdict: Verdict) -> None:
+        """How it came back, for its breakers."""
+        ...  # pragma: no cover - a protocol has no body
+
+
 class Entry(Generic[OwnerT]):
     """One ready call in the gate, from the moment it is handed in to its release; its identity for life.
 
@@ -87,6 +128,8 @@ class Entry(Generic[OwnerT]):
         since: the instant it was handed in, or from which it waits behind one that waited in vain.
         orphan: its result was sealed while its work goes on.
         loan: what it lends to calls that it waits for, or has waited for; None for nothing.
+        there: what it has, or waits for, at the engine; None for nothing.
+        watched: the end of its wait is on record, perhaps from when it was parked before.
         rejection: why not, once it is rejected.
         blocked_by: what it was parked for, first to last, as people are shown it.
     """
@@ -106,7 +149,9 @@ class Entry(Generic[OwnerT]):
         "rejection",
         "since",
         "status",
+        "there",
         "wants",
+        "watched",
     )
 
     def __init__(
@@ -119,6 +164,8 @@ class Entry(Generic[OwnerT]):
         self.status: Status = status
         self.orphan = False
         self.loan: Loan[Lot[OwnerT]] | None = None
+        self.there: There | None = None
+        self.watched = False
         self.blocked_by: tuple[str, ...] = ()
         self.rank: Rank[OwnerT] | None = None
 
@@ -314,12 +361,14 @@ class Flow(Generic[OwnerT]):
         running: granted entries whose results are not sealed.
         lines: what waits of it, by bay.
         parked_total: how many of its entries are parked.
+        away: how many of its lines wait for the engine.
         timed: whether its limit is being watched.
         urgent: its calls go by their urgency, not as they came.
         closed: it will offer nothing more.
     """
 
     __slots__ = (
+        "away",
         "closed",
         "limit",
         "lines",
@@ -342,6 +391,7 @@ class Flow(Generic[OwnerT]):
         self.running: dict[Entry[OwnerT], None] = {}
         self.lines: dict[Bay[OwnerT], Line[OwnerT]] = {}
         self.parked_total = 0
+        self.away = 0
         self.timed = False
         self.urgent = False
         self.closed = False
@@ -403,13 +453,14 @@ class Bay(Generic[OwnerT]):
 
     @property
     def fits(self) -> bool:
-        """Could the state serve this need now?"""
-        return self.state.fits(*self.need)
+        """Could the state serve this need now? Where the engine decides, no change here can."""
+        need, high, loan, away = self.need
+        return not away and self.state.fits(need, high, loan)
 
     @property
     def barred(self) -> bool:
         """Would it be in vain to wait until all but orphans have let go?"""
-        return self.state.barred(self.need[0], self.need[1])
+        return bool(self.need[3]) or self.state.barred(self.need[0], self.need[1])
 
     def head(self) -> Rank[OwnerT] | None:
         """The best rank of the unpromoted."""
@@ -473,6 +524,7 @@ class Deadlines(Generic[OwnerT]):
         if self.records > 2 * parked + SLACK:
             self._drop_stale()
         self.records += 1
+        entry.watched = True
         if entry.clock == now:
             lane = self._lanes.get(wait)
             if lane is None:
@@ -506,6 +558,8 @@ class Deadlines(Generic[OwnerT]):
         while odd and (odd[0][0] <= now or odd[0][2].status != PARKED):
             found.append(heappop(odd)[2])
         self.records -= len(found)
+        for entry in found:
+            entry.watched = False
         return [entry for entry in found if entry.status == PARKED]
 
     def over(self, now: float) -> list[Flow[OwnerT]]:
@@ -523,7 +577,10 @@ class Deadlines(Generic[OwnerT]):
         lot = meter.lot
         if lot is None or not lot.count:
             return NEVER
-        free = min(meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count)
+        free = min(
+            (meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count and not bay.need[3]),
+            default=RATE_NEVER,
+        )
         if free < meter.alarm:
             meter.alarm = free
             self._number += 1
@@ -561,11 +618,20 @@ class Deadlines(Generic[OwnerT]):
 
     def clear(self) -> None:
         """Nobody is parked: every record of an entry is stale."""
+        for entry in self._recorded():
+            entry.watched = False
         self._lanes.clear()
         self._odd.clear()
         self.records = 0
 
+    def _recorded(self) -> Iterator[Entry[OwnerT]]:
+        for lane in self._lanes.values():
+            yield from lane
+        yield from (one[2] for one in self._odd)
+
     def _drop_stale(self) -> None:
+        for entry in self._recorded():
+            entry.watched = entry.status == PARKED
         for wait, lane in list(self._lanes.items()):
             self._lanes[wait] = deque(entry for entry in lane if entry.status == PARKED)
             if not self._lanes[wait]:
@@ -576,6 +642,4 @@ class Deadlines(Generic[OwnerT]):
 
     def watched(self) -> Iterator[Entry[OwnerT]]:
         """The entries that have a record."""
-        for lane in self._lanes.values():
-            yield from (entry for entry in lane if entry.status == PARKED)
-        yield from (one[2] for one in self._odd if one[2].status == PARKED)
+        return (entry for entry in self._recorded() if entry.status == PARKED)

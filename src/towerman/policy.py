@@ -20,7 +20,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from inspect import iscoroutinefunction
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
@@ -36,7 +36,8 @@ Declared = str | Sequence[str | Callable[..., object]] | Callable[..., object]
 Merge = Callable[[list[dict[str, object]]], Mapping[str, object]]
 """Makes one set of arguments of those of several calls."""
 
-Scope = Literal["process", "run", "tenant"]
+Scope = Literal["process", "run", "tenant", "cluster"]
+OnUnavailable = Literal["closed", "open", "local"]
 """Whom a pool counts for."""
 
 WhenBusy = Literal["wait", "reject", "defer"]
@@ -384,6 +385,20 @@ class FreeText:
         if not named or not all(isinstance(one, str) and one.strip() for one in cast("Sequence[object]", value)):
             raise _say(where, value, self.allowed)
         return tuple(cast("Sequence[str]", value))
+
+
+class EngineAt:
+    """The engine that processes share."""
+
+    __slots__ = ()
+    allowed: ClassVar[str] = (
+        "the URL of a Redis or Valkey, such as redis://localhost:6379/0, or a table with url, and group, lease, "
+        "on_unavailable, replicas"
+    )
+
+    def check(self, where: str, value: object) -> object:
+        """An `Engine`; None: there is none."""
+        return engine_of(where, value)
 
 
 class Storage:
@@ -743,8 +758,10 @@ class Pool:
     Args:
         permits: places in it, 1 or more.
         max_queued: how many calls may wait for it; None: only the tower's bound counts.
-        scope: whom it counts for. "process" (default): all runs of this process together; "tenant": the runs of one
-            tenant together; "run": each run alone, which protects nothing that runs share.
+        scope: whom it counts for. "process": all runs of this process together; "cluster": all processes that share
+            the engine; "tenant": the runs of one tenant together, with an engine in all processes; "run": each run
+            alone, which protects nothing that runs share. None (default): "cluster" where the tower has an engine, else
+            "process".
         reserve: permits kept for runs of a priority above 0; below `permits`.
         rate: a rate limit over the starts of all its calls: "10/s", or `Rate`.
         breaker: a circuit breaker over all its calls: `Breaker`, or True for the usual numbers.
@@ -755,7 +772,7 @@ class Pool:
 
     permits: int
     max_queued: int | None = None
-    scope: Scope = "process"
+    scope: Scope | None = None
     reserve: int = 0
     rate: Rate | None = None
     breaker: Breaker | None = None
@@ -763,18 +780,92 @@ class Pool:
     def __post_init__(self) -> None:
         for key, option in POOL.items():
             value = getattr(self, key)
-            if key not in ("max_queued", "rate", "breaker") or value is not None:
+            if key not in ("max_queued", "scope", "rate", "breaker") or value is not None:
                 checked = option.kind.check(f"Pool.{key}", value)
                 if key in ("rate", "breaker"):
                     object.__setattr__(self, key, checked)
         check_reserve("Pool.reserve", self.reserve, self.permits)
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine that processes share: what counts over all of them is counted there.
+
+    Args:
+        url: `redis://`, `rediss://` or `unix://`, with user, password and database. No message shows it.
+        group: the admission group: towers of one group share their limits. Letters, digits, `-`, `_`, `.`, `:`.
+        lease: seconds after which what a dead process held is free again, 0.1 to 3600.
+        on_unavailable: what a call does while the engine is not reached. "closed": it waits, and is refused
+            (`engine_unavailable`) when its wait is over; "open": it runs by the limits of this process alone, which the
+            batch is told; "local": it runs within this process's share of each limit, and what is exclusive waits.
+        replicas: for "local": how many processes share the limits.
+
+    Raises:
+        PolicyError: a value out of its range.
+    """
+
+    url: str = field(repr=False)
+    group: str = "default"
+    lease: float = 15.0
+    on_unavailable: OnUnavailable = "closed"
+    replicas: int | None = None
+
+    def __post_init__(self) -> None:
+        for key, option in ENGINE.items():
+            value = getattr(self, key)
+            if key != "replicas" or value is not None:
+                option.kind.check(f"engine.{key}", value)
+        if self.url.partition("://")[0] not in ("redis", "rediss", "unix"):
+            raise PolicyError("engine.url: begins with redis://, rediss:// or unix://; its value is not shown")
+        if not self.group or not all(one.isalnum() or one in "-_.:" for one in self.group) or len(self.group) > 128:
+            raise PolicyError("engine.group: 1 to 128 letters, digits, '-', '_', '.' or ':'")
+        if not 0.1 <= self.lease <= 3600.0:
+            raise PolicyError(f"engine.lease: from 0.1 to 3,600 seconds; got {self.lease:g}")
+        if self.on_unavailable == "local" and self.replicas is None:
+            raise PolicyError("engine.replicas: with on_unavailable='local', how many processes share the limits")
+
+
+ENGINE: Final[Mapping[str, Option]] = {
+    "url": Option(Text(), "where it is: redis://, rediss:// or unix://, with user, password and database"),
+    "group": Option(Text(), "towers of one group share their limits"),
+    "lease": Option(Seconds(), "seconds after which what a dead process held is free again, 0.1 to 3600"),
+    "on_unavailable": Option(
+        Word(OnUnavailable),
+        "while it is not reached: wait, and be refused in the end; run by the limits of this process alone; run within "
+        "this process's share of them",
+    ),
+    "replicas": Option(Whole(), "for on_unavailable = local: how many processes share the limits"),
+}
+"""The options of an engine."""
+
+
+def engine_of(where: str, value: object) -> Engine | None:
+    """An engine that was given as a URL or a table.
+
+    Raises:
+        PolicyError: naming the key, without the URL.
+    """
+    if value is None or isinstance(value, Engine):
+        return value
+    if isinstance(value, str):
+        return Engine(value)
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"{where}: {EngineAt.allowed}; got {type(value).__name__[:80]}")
+    only_known(where, value, list(ENGINE))
+    if "url" not in value:
+        raise PolicyError(f"{where}: url is missing: {ENGINE['url'].says}")
+    if not isinstance(value["url"], str):
+        raise PolicyError(f"{where}.url: text; got {type(value['url']).__name__[:80]}")
+    return Engine(**value)
+
+
 POOL: Final[Mapping[str, Option]] = {
     "permits": Option(Whole(), "places in it"),
     "max_queued": Option(Whole(0), "how many calls may wait for it; not given: only the tower's bound counts"),
     "scope": Option(
-        Word(Scope), "whom it counts for: all runs of the process, the runs of one tenant together, each run alone"
+        Word(Scope),
+        "whom it counts for: all runs of the process, the runs of one tenant together, each run alone, all processes "
+        "that share the engine; not given: the last where there is one, else the first",
     ),
     "reserve": Option(Whole(0), "permits kept for runs of a priority above 0; below permits"),
     "rate": Option(RateLimit(), "how many of its calls may start in how long"),
@@ -1357,10 +1448,22 @@ class TowerPolicy:
     debug: bool = False
     strict: bool = False
     on_duplicate: OnDuplicate = "join"
+    engine: Engine | None = None
     journal: object = None
     secret: str | bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        engine = engine_of("engine", self.engine)
+        object.__setattr__(self, "engine", engine)
+        usual: Scope = "process" if engine is None else "cluster"
+        for name, pool in self.pools.items():
+            if pool.scope == "cluster" and engine is None:
+                raise PolicyError(
+                    f"pool {name!r}: scope='cluster' counts over all processes, for which they need an engine that "
+                    "they share: Tower(engine='redis://...')"
+                )
+        pools = {name: replace(pool, scope=pool.scope or usual) for name, pool in self.pools.items()}
+        object.__setattr__(self, "pools", MappingProxyType(pools))
         for key, option in TOWER.items():
             value = getattr(self, key)
             if value is not None or not isinstance(option.kind, Function):
@@ -1404,6 +1507,7 @@ TOWER: Final[Mapping[str, Option]] = {
     "on_duplicate": Option(
         Word(OnDuplicate), "a call that is at work elsewhere by the same key: wait for its answer, or be refused"
     ),
+    "engine": Option(EngineAt(), "keeps what counts over several processes: the URL of a Redis or Valkey, or a table"),
     "journal": Option(Location(), "the file that remembers what was begun and what came of it; ':memory:' for tests"),
     "secret": Option(Secret(), "what signatures and keyed digests rest on; never shown"),
 }

@@ -78,6 +78,10 @@ _REFUSALS: Final[Mapping[str, str]] = {
     "deadline_exceeded": "Not started: the run's deadline has passed.",
     "approval_expired": "Not started: its approval was over before its turn came.",
     "budget_exhausted": "Not started: the seconds of this run's budget are over.",
+    "engine_unavailable": (
+        "Not started: the engine that processes share cannot be asked, and this call counts in its limits. Try again "
+        "later."
+    ),
     "would_deadlock": (
         "Not started: it would wait for {blocker} for ever, since whoever holds that waits for calls that wait in turn "
         "for what this call's own caller holds."
@@ -296,6 +300,11 @@ def stopped(why: Code, timeout: float, reason: str, *, effect_free: bool, still_
         return "timed_out", f"The call did not end within {timeout:g} s.{goes_on} {effect}"
     if why == "deadline_exceeded":
         return "timed_out", f"The run's deadline passed while the call was running.{goes_on} {effect}"
+    if why == "lease_lost":
+        return "cancelled", (
+            "The call was told to stop: what it had of limits that processes share was lost, and may be another "
+            f"call's by now.{goes_on} {effect}"
+        )
     return "cancelled", f"The call was cancelled after it had started: {reason}.{goes_on} {effect}"
 
 
@@ -593,6 +602,16 @@ def rate_limited(after: float | None) -> str:
     """What is told of a call whose service takes no more for now."""
     when = "later" if after is None else f"in {after:g} s"
     return f"The service behind this tool takes no more calls for now; it did nothing. Try again {when}."
+
+
+def unleased(share: bool) -> str:
+    """What is told of a batch of which calls ran without the engine that processes share.
+
+    Args:
+        share: within this process's share of the limits; else by all of them, as if it were alone.
+    """
+    what = "within this process's share of the limits" if share else "by the limits of this process alone"
+    return f"The engine that processes share was not reached: calls of this batch ran {what}."
 
 
 def paused(tool: str, seconds: float, *, alone: bool) -> str:

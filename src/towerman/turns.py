@@ -76,6 +76,21 @@ class Turns(Waiting[OwnerT]):
         self._decided: list[Entry[OwnerT]] = []
         self._refills: list[tuple[Flow[OwnerT], Line[OwnerT], float]] = []
 
+    # ------------------------------------------------------------------ time
+
+    def _at(self, now: float) -> None:
+        """An event comes at this instant: rates whose time has come are looked at in it."""
+        by = self.ledger.at(now)
+        if by:
+            self._deadlines.shift_alarms(by)
+            self.wake_at = min(self.wake_at, self._deadlines.first())
+        self._look_at_rates()
+
+    def _look_at_rates(self) -> None:
+        """Rates whose time has come are looked at in this event."""
+        due = self._deadlines.rates_due(self.ledger.instant)
+        self._changed += [meter for meter in due if meter.lot is not None]
+
     # ------------------------------------------------------------------ coming in
 
     def _enter(
@@ -98,6 +113,10 @@ class Turns(Waiting[OwnerT]):
         state = ledger.blocker(wants)
         if state is None and self._claimants and wants.loan is None:
             state = self._hidden(wants, wants.priority, NEVER)
+        if state is None and flow.away and wants.wait:
+            crowd = self._crowd(flow, wants)
+            if crowd is not None:
+                return crowd
         if state is None:
             entry: Entry[OwnerT] = Entry(wants, owner, flow, now, GRANTED)
             ledger.take(wants)
@@ -123,6 +142,26 @@ class Turns(Waiting[OwnerT]):
         else:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", ledger.label(state, wants))
         ledger.sweep(state)
+        return None
+
+    def _crowd(self, flow: Flow[OwnerT], wants: Wants[Lot[OwnerT]]) -> Line[OwnerT] | None:
+        """The line of those of its run who wait for the engine's answer about what it wants, too, if they are so many
+        that it is no use to ask for one more.
+        """
+        for bay, line in flow.lines.items():
+            need, state = bay.need, bay.state
+            if not need[3] or not line.parked:
+                continue
+            if isinstance(state, Pool):
+                wanted = (state, need[0]) in wants.pools
+            elif isinstance(state, Node):
+                wanted = (state.key, need[0]) in wants.holds
+            else:
+                wanted = state in wants.meters
+            if not wanted or need[2] is not wants.loan:
+                continue
+            if len(line.parked) >= (1 if flow.holds(state, wants.loan) else flow.window):
+                return line
         return None
 
     def _hand_in(
@@ -189,7 +228,7 @@ class Turns(Waiting[OwnerT]):
         # the two is at stake. So whoever is parked is no less urgent than those behind.
         late: Entry[OwnerT] | None = None
         most = mine
-        for parked in line.parked:
+        for parked in line.parked if not line.bay.need[3] else ():  # the engine knows who stands there
             other = urgency(parked.owner)
             if other > most and parked.clock == NEVER and not (parked.queued or parked.promoted):
                 late, most = parked, other
@@ -234,6 +273,10 @@ class Turns(Waiting[OwnerT]):
         state = line.bay.state
         left = state.seconds_left(entry.wants.priority) if isinstance(state, Meter) else None
         self._leave(entry)
+        if entry.there is not None:
+            if code == "wait_timeout" and entry.there.unreached:
+                code = "engine_unavailable"
+            entry.there.over()
         if fuse is not None:
             self._shut_out(entry, fuse)
         else:
@@ -286,6 +329,8 @@ class Turns(Waiting[OwnerT]):
         assert rank is not None
         heir = rank[4]
         flow = heir.flow
+        if flow.away:  # it may have to stand behind those of its run who wait for the engine, or be one of them
+            return False
         if flow.urgent and flow.parked_total > 1:
             return False  # another one of its run may be more urgent
         if heir.wants.pools is not wants.pools or heir.deadline <= now or flow.limit <= now:
@@ -394,8 +439,8 @@ class Turns(Waiting[OwnerT]):
 
     def _all_wait(self, backlog: Backlog[OwnerT], line: Line[OwnerT], clock: float, now: float) -> bool:
         """Is that line's state the first limit in the way of all of these, and may each of them wait for it?"""
-        state, (units, high, loan) = line.bay.state, line.bay.need
-        if len(backlog.kinds) > KINDS:
+        state, (units, high, loan, away) = line.bay.state, line.bay.need
+        if away or len(backlog.kinds) > KINDS:
             return False
         for wants in backlog.kinds.values():
             if not wants.wait or wants.fuses or (wants.priority > 0) is not high:
@@ -545,6 +590,11 @@ class Turns(Waiting[OwnerT]):
             blocker = self.ledger.blocker(wants)
             if blocker is None and self._claimants and wants.loan is None:
                 blocker = self._hidden(wants, -klass, promotion)
+            if blocker is None and flow.away and wants.wait and entry.there is None:
+                crowd = self._crowd(flow, wants)
+                if crowd is not None:
+                    self._stand_behind(entry, crowd, now)
+                    continue
             if blocker is None:
                 if entry is not best[4]:
                     self._give_way(best, entry)
@@ -619,6 +669,18 @@ class Turns(Waiting[OwnerT]):
         flow.parked_total -= 1
         flow.tag -= wants.weight
         entry.status, entry.rank = DONE, None
+        if self.notes is not None:
+            self.notes.append(("waiting", entry, self.ledger.label(line.bay.state, wants)))
+        self._stand(flow, line, (wants, entry.owner, entry.since), now)
+
+    def _stand_behind(self, entry: Entry[OwnerT], line: Line[OwnerT], now: float) -> None:
+        """Those of its run who want the same wait for the engine: it stands behind them, and is no entry any more."""
+        flow, wants, before = entry.flow, entry.wants, entry.line
+        if before.backlog:
+            self._refills.append((flow, before, self._clock(entry, now)))
+        self._leave(entry)
+        flow.tag -= wants.weight
+        entry.status = DONE
         if self.notes is not None:
             self.notes.append(("waiting", entry, self.ledger.label(line.bay.state, wants)))
         self._stand(flow, line, (wants, entry.owner, entry.since), now)

@@ -27,7 +27,25 @@ from typing import Generic, TypeVar
 
 from towerman.calls import COMPATIBLE
 from towerman.ledger import Ledger, Loan, Marks, Meter, Node, Pool, State, Wants
-from towerman.lots import GRANTED, NEVER, PARKED, SLACK, Bay, Deadlines, Entry, Flow, Line, Lot, Need, Offer, Rank
+from towerman.lots import (
+    ENGINE,
+    GRANTED,
+    HERE,
+    NEVER,
+    PARKED,
+    SLACK,
+    UNREACHED,
+    Away,
+    Bay,
+    Deadlines,
+    Entry,
+    Flow,
+    Line,
+    Lot,
+    Need,
+    Offer,
+    Rank,
+)
 
 OwnerT = TypeVar("OwnerT")
 
@@ -94,19 +112,22 @@ class Waiting(Generic[OwnerT]):
 
     # ------------------------------------------------------------------ lots
 
-    def _line(self, flow: Flow[OwnerT], state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]]) -> Line[OwnerT]:
-        """The flow's line among those who need of this state what this ask needs."""
+    @staticmethod
+    def _need(state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]], away: Away = HERE) -> Need[OwnerT]:
+        """What this ask needs of a state that it wants."""
         if isinstance(state, Pool):
-            need: Need[OwnerT] = (
-                next(units for pool, units in wants.pools if pool is state),
-                wants.priority > 0,
-                wants.loan,
-            )
-        elif isinstance(state, Meter):
-            need = (1, wants.priority > 0, None)  # nobody can lend a start
-        else:
-            assert isinstance(state, Node)
-            need = (next(mode for key, mode in wants.holds if key == state.key), False, wants.loan)
+            units = next(units for pool, units in wants.pools if pool is state)
+            return units, wants.priority > 0, wants.loan, away
+        if isinstance(state, Meter):
+            return 1, wants.priority > 0, None, away  # nobody can lend a start
+        assert isinstance(state, Node)
+        return next(mode for key, mode in wants.holds if key == state.key), False, wants.loan, away
+
+    def _line(
+        self, flow: Flow[OwnerT], state: State[Lot[OwnerT]], wants: Wants[Lot[OwnerT]], away: Away = HERE
+    ) -> Line[OwnerT]:
+        """The flow's line among those who need of this state what this ask needs."""
+        need = self._need(state, wants, away)
         lot = state.lot
         if lot is None:
             lot = state.lot = Lot()
@@ -116,6 +137,7 @@ class Waiting(Generic[OwnerT]):
         line = flow.lines.get(bay)
         if line is None:
             line = flow.lines[bay] = Line(bay)
+            flow.away += bool(away)
             bay.lines += 1
             self._ended.append((flow, line))  # it ends at once when nobody comes to stand in it
         return line
@@ -130,7 +152,7 @@ class Waiting(Generic[OwnerT]):
         line.parked[entry] = None
         if isinstance(bay.state, Meter):
             self._set_alarm(bay.state)
-        label = self.ledger.label(bay.state, entry.wants)
+        label = ENGINE if bay.need[3] == UNREACHED else self.ledger.label(bay.state, entry.wants)
         if label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, label)
         if entry.wants.loan is not None:
@@ -217,6 +239,7 @@ class Waiting(Generic[OwnerT]):
             bay = line.bay
             if line.parked or line.backlog or flow.lines.pop(bay, None) is None:
                 continue
+            flow.away -= bool(bay.need[3])
             bay.lines -= 1
             if not bay.lines:
                 lot = bay.state.lot
@@ -470,6 +493,7 @@ class Waiting(Generic[OwnerT]):
         parked = 0
         for flow in self._flows.values():
             assert flow.parked_total == len(flow.parked), f"{flow} miscounts what it parks"
+            assert flow.away == sum(bool(bay.need[3]) for bay in flow.lines), f"{flow} miscounts who waits elsewhere"
             parked += flow.parked_total
             for bay, line in flow.lines.items():
                 lot = bay.state.lot
@@ -483,7 +507,7 @@ class Waiting(Generic[OwnerT]):
                 for row in line.backlog.rows if line.backlog is not None else ():
                     assert line.backlog, f"{flow} has lost a row"
                     assert row.first < row.stop, f"{flow} keeps a row of nobody"
-                if line.backlog:
+                if line.backlog and not bay.need[3]:
                     # A queue may be full for some of them.
                     bounded = any(one[0].bounds for one in line.backlog.everyone())
                     most = 1 if bounded or flow.holds(bay.state, bay.need[2]) else flow.window
@@ -503,6 +527,9 @@ class Waiting(Generic[OwnerT]):
         assert entry.status == PARKED, f"{entry} stands in a lot"
         assert entry not in entry.flow.running, f"{entry} holds and waits"
         assert rank is not None and rank[4] is entry, f"{entry} has no rank"
+        if bay.need[3]:
+            assert entry.there is not None and entry not in self._claimants, f"{entry} waits for nobody"
+            return
         hidden = self._hidden(entry.wants, -rank[0], rank[1]) if entry.wants.loan is None else None
         assert self.ledger.blocker(entry.wants) is not None or hidden is not None, f"{entry} waits for nothing"
         if hidden is not None:

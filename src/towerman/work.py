@@ -65,6 +65,9 @@ class Context(Generic[DepsT]):
             without a key and has no effect.
         deadline: the instant, on the tower's monotonic clock in seconds (`time.monotonic`), at which the call's time
             is over.
+        fence: with an engine, a number that is greater than that of every earlier grant: hand it to a resource that
+            can refuse smaller ones, so that a call whose lease was lost without its knowing does no harm. None for a
+            call that has nothing of the engine.
     """
 
     __slots__ = (
@@ -142,6 +145,12 @@ class Context(Generic[DepsT]):
         """
         work = self._job.work
         return work.shell.core.remaining(work.run, work)
+
+    @property
+    def fence(self) -> int | None:
+        """Greater than that of every earlier grant of the engine; None for a call that has nothing of it."""
+        there = self._job.entry.there
+        return None if there is None else there.fence
 
     @property
     def cancelled(self) -> bool:
@@ -227,14 +236,16 @@ class Want(Wants[Lot[Owner]]):
         accesses: what its holds were made of.
         shared: every call of the tool in this run wants exactly this.
         of: the tool.
+        far: what of it an engine is asked for, and by which options; None until it is known.
     """
 
-    __slots__ = ("accesses", "kind", "of", "shared")
+    __slots__ = ("accesses", "far", "kind", "of", "shared")
 
     accesses: tuple[Access, ...]
     kind: str
     of: Tool
     shared: bool
+    far: tuple[int, object] | None
 
     def with_limits(self, permits: tuple[tuple[str, int], ...], ledger: Ledger[Lot[Owner]], base: Want) -> Want:
         """The same with these permits more, and with the rates and breakers of another one of its tool and run."""
@@ -278,6 +289,7 @@ class Want(Wants[Lot[Owner]]):
         other.kind = self.kind
         other.of = self.of
         other.shared = False
+        other.far = None
         other.accesses = accesses
         other.holds = holds
         other.labels = labels
@@ -893,7 +905,8 @@ class BatchResult(Sequence[Result]):
     Attributes:
         notice: a sentence for the model about the batch as a whole ("Ran 25 of 200 calls ...", "The service behind tool
             search asked for a pause of 5 s ..."), or None. The results that it is about, or the last of them, say why,
-            too, so that it reaches the model with the messages.
+            too, so that it reaches the model with the messages. With an engine that was not reached, also a sentence
+            for the host: calls ran without it (`on_unavailable`).
         exhausted: a budget that the run counts in is used up, so that none of its calls would start any more: stop the
             loop. Also where a budget was too little for each call of this batch by itself.
     """

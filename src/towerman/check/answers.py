@@ -10,6 +10,7 @@ _COUNTS = {
     "process": "all runs of this process together; another process counts for itself",
     "run": "each run alone",
     "tenant": "the runs of one tenant together, in this process",
+    "cluster": "all processes that share the engine",
 }
 
 
@@ -22,13 +23,19 @@ def limits(declared: Declared) -> list[LimitInForce]:
     ]
     for name, pool in tower.pools.items():
         users = tuple(tool.name for tool in declared.users(name))
-        found.append(LimitInForce(name, pool.permits, pool.scope, _COUNTS[pool.scope], pool.max_queued, users))
+        scope = str(pool.scope)
+        if scope == "tenant" and tower.engine is not None:
+            counts = "the runs of one tenant together, in all processes that share the engine"
+        else:
+            counts = _COUNTS[scope]
+        found.append(LimitInForce(name, pool.permits, scope, counts, pool.max_queued, users))
     for tool in declared.tools:
         policy = tool.policy
         if policy.max_concurrency is not None:
             most = policy.max_queued
             name = f"tool:{tool.name}"
-            found.append(LimitInForce(name, policy.max_concurrency, "process", _COUNTS["process"], most, (tool.name,)))
+            scope = "process" if tower.engine is None else "cluster"
+            found.append(LimitInForce(name, policy.max_concurrency, scope, _COUNTS[scope], most, (tool.name,)))
     return found
 
 

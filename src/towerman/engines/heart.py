@@ -48,8 +48,8 @@ class Heart:
     """
 
     __slots__ = (
-        "_clock", "_closed", "_connection", "_held", "_keys", "_known", "_lease", "_maker", "_thread", "_timeout",
-        "_url", "_wake", "beats", "lost", "missed",
+        "_clock", "_closed", "_connection", "_given", "_held", "_keys", "_known", "_lease", "_maker", "_thread",
+        "_timeout", "_url", "_wake", "beats", "lost", "missed",
     )  # fmt: skip
 
     def __init__(self, url: str, group: str, lease: float, timeout: float, known: Known, clock: Clock) -> None:
@@ -62,6 +62,7 @@ class Heart:
         self._maker: Any = None
         self._connection: Any = None
         self._held: dict[str, Grant] = {}
+        self._given: list[tuple[float, str]] = []
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -73,9 +74,21 @@ class Heart:
         """It is renewed from now on."""
         with self._wake:
             self._held[grant.id] = grant
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._beat, name="towerman engine heart", daemon=True)
-                self._thread.start()
+            self._begin()
+
+    def _begin(self) -> None:
+        """The thread runs; the lock is held."""
+        if self._thread is None and not self._closed:
+            self._thread = threading.Thread(target=self._beat, name="towerman engine heart", daemon=True)
+            self._thread.start()
+
+    def post(self, texts: list[str]) -> None:
+        """What gives back, of a loop that is at its end: it is asked soon, and again for as long as a lease lasts."""
+        with self._wake:
+            until = self._clock.now() + self._lease
+            self._given += [(until, text) for text in texts]
+            self._begin()
+            self._wake.notify_all()
 
     def drop(self, grant: Grant) -> bool:
         """It is not renewed any more. Says whether it was still held."""
@@ -102,28 +115,36 @@ class Heart:
         pause = third
         while True:
             with self._wake:
-                if not self._closed:
+                if not (self._closed or (self._given and pause == third)):
                     self._wake.wait(pause)
                 now = self._clock.now()
-                empty_since = None if self._held else (now if empty_since is None else empty_since)
-                if self._closed or (empty_since is not None and now - empty_since >= self._lease):
+                given = [(until, text) for until, text in self._given if now < until]
+                self._given = []
+                empty_since = None if self._held or given else (now if empty_since is None else empty_since)
+                if (self._closed and not given) or (empty_since is not None and now - empty_since >= self._lease):
                     self._thread = None
                     self._hang_up()  # before another thread may begin
                     return
                 late = self._let_go([grant for grant in self._held.values() if now >= grant.deadline])
                 ids = list(self._held)
             self._tell(late)
-            if not ids:
+            if not (ids or given):
                 pause = third
                 continue
             try:
+                for first in range(0, len(given), TOGETHER):
+                    self._connect()
+                    self._call(f"[{','.join(text for _, text in given[first : first + TOGETHER])}]")
+                given = []
                 for first in range(0, len(ids), TOGETHER):
                     self._renew(ids[first : first + TOGETHER])
                 pause = third
             except Exception:  # whatever it is: the server is asked again soon, and leases run out meanwhile
-                self.missed += 1
+                self.missed += bool(ids)
                 self._hang_up()
                 pause = third / 4
+                with self._wake:
+                    self._given = given + self._given if not self._closed else []
 
     def _let_go(self, grants: list[Grant]) -> list[Grant]:
         """They are lost; the lock is held."""
@@ -141,11 +162,7 @@ class Heart:
 
     def _renew(self, ids: list[str]) -> None:
         text = json.dumps([["renew", round(self._lease * MICROS), ids]])
-        if self._connection is None:
-            if self._maker is None:
-                self._maker = options(self._url, self._timeout, False)
-            self._connection = self._maker.make_connection()
-            self._connection.connect()
+        self._connect()
         sent = self._clock.now()
         head, lost = self._call(text)
         self._known.epoch = max(self._known.epoch, head[1])
@@ -156,8 +173,18 @@ class Heart:
                 grant = self._held.get(id)
                 if grant is not None and id not in gone:
                     grant.deadline = sent + self._lease
-            late = self._let_go([self._held[id] for id in gone if id in self._held])
+            known = [self._held[id] for id in gone if id in self._held]
+            for grant in known:
+                grant.told = True
+            late = self._let_go(known)
         self._tell(late)
+
+    def _connect(self) -> None:
+        if self._connection is None:
+            if self._maker is None:
+                self._maker = options(self._url, self._timeout, False)
+            self._connection = self._maker.make_connection()
+            self._connection.connect()
 
     def _call(self, text: str) -> list[Any]:
         import redis

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from towerman.engines.library import keys_of, library
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 TOGETHER: Final = 128
 """Questions in one call, or as much work as so many: whoever else asks the server waits as long as one call takes."""
+
+GIVING: Final = ('["release"', '["settle"', '["refund"')
+"""Questions that may be asked twice, and by whoever is left."""
 
 PAUSE: Final = 0.05
 """Seconds between two attempts of what must arrive, at first."""
@@ -180,6 +184,7 @@ class Line:
         hello: the question that a new connection begins with.
         known: what this process knows of the group.
         clock: for what is tried again.
+        leave: takes over what gives back and was not answered when the loop ends.
 
     Attributes:
         trips: calls made, all told.
@@ -187,8 +192,8 @@ class Line:
     """
 
     __slots__ = (
-        "_clock", "_closed", "_connection", "_elsewhere", "_hello", "_keys", "_known", "_loop", "_maker", "_pause",
-        "_queue", "_task", "_timeout", "_url", "asked", "trips",
+        "_clock", "_closed", "_connection", "_elsewhere", "_hello", "_keys", "_known", "_leave", "_loop", "_maker",
+        "_pause", "_queue", "_task", "_timeout", "_url", "asked", "trips",
     )  # fmt: skip
 
     def __init__(
@@ -199,7 +204,9 @@ class Line:
         hello: str,
         known: Known,
         clock: Clock,
+        leave: Callable[[list[str]], object] | None = None,
     ) -> None:
+        self._leave = leave
         self._url = url
         self._keys = keys_of(group)
         self._timeout = timeout
@@ -281,7 +288,12 @@ class Line:
                 questions = []
         finally:
             self._task = None
-            for question in (*questions, *self._queue):  # the loop is at its end
+            unanswered = [*questions, *self._queue]  # the loop is at its end
+            self._queue.clear()
+            left = [one.text for one in unanswered if one.until is not None and one.text.startswith(GIVING)]
+            if left and self._leave is not None:
+                self._leave(left)
+            for question in unanswered:
                 question.answer.cancel()
 
     def _next(self) -> list[Question]:

@@ -107,15 +107,22 @@ class RedisLedger:
         *,
         wait: float = 0.0,
         take: Callable[[], bool] | None = None,
+        on_wait: Callable[[Refusal], object] | None = None,
+        on_unreached: Callable[[], bool] | None = None,
         on_lost: Callable[[Grant], object] | None = None,
+        nudge: asyncio.Event | None = None,
     ) -> Grant | Refusal:
         """All that is wanted at once, or nothing of it.
 
         Args:
             wanted: the ask.
-            wait: seconds to wait for it; 0: it is had now or refused.
+            wait: seconds to wait for it, `inf` for as long as it takes; 0: it is had now or refused.
             take: called when something is offered to a waiter, to take what is local; False declines the offer.
+            on_wait: called when it has to wait, or still has to, with what is in the way: from then on until `take`
+                says True nothing local need be held.
+            on_unreached: the same, each time that the server is not reached; True gives up.
             on_lost: called if the grant is lost, from the thread of the heartbeats.
+            nudge: set when `take` might say True now where it did not before: then the server is asked at once.
 
         Returns:
             The grant, renewed until it is released; or why there is none.
@@ -127,52 +134,63 @@ class RedisLedger:
         On cancel nothing stays held: what the claim may have got goes back by its id.
         """
         line, ear = self._line()
-        id = f"{self._prefix}{next(self._numbers):x}"
+        id = self._new_id()
         now = self._clock.now
         until = now() + wait
-        grant: Grant | None = None
         event: asyncio.Event | None = None
         ttl, offer = round(3 * self._poll * MICROS), round(2 * self._poll * MICROS)
-        first = f'["claim","{id}",{self._lease_us},{wanted.text},'
-        first += f'{ttl},{offer},"{ear.channel}"]' if wait > 0 else "0]"
-        poll = f'["poll","{id}",{ttl}]'
-        text, waited, last = first, False, Refusal("pool")
+        rest = f'{self._lease_us},{wanted.text},{ttl},{offer},"{ear.channel}"]'
+        rest = rest if wait > 0 else f"{self._lease_us},{wanted.text},0]"
+        text = f'["claim","{id}",{rest}'
+        taken, waited, last = True, False, Refusal("pool")
         try:
             while True:
                 sent = now()
                 try:
                     answer = await line.ask(text)
                 except EngineUnavailable:
-                    if now() >= until:
+                    taken = False
+                    if (on_unreached is not None and on_unreached()) or now() >= until:
                         raise
                     await asyncio.sleep(min(OUTAGE_POLL, max(0.0, until - now())))
-                    text = first  # under the same id: what was granted meanwhile is told again
+                    text = f'["claim","{id}",{rest}'  # under the same id: what was granted meanwhile is told again
                     continue
                 kind = answer[0]
                 if kind == 1:
-                    grant = Grant(id, answer[1] << 32 | answer[2], sent + self._lease, on_lost)
-                    self._heart.keep(grant)
-                    return grant
-                if kind == 0:
+                    if taken or take is None or take():
+                        grant = Grant(id, answer[1] << 32 | answer[2], sent + self._lease, on_lost)
+                        self._heart.keep(grant)
+                        return grant
+                    self._forget(line, id)  # what is local is not to be had: it waits anew
+                    if event is not None:
+                        ear.forget(id)
+                    id = self._new_id()
+                    event = ear.listen(id, event or nudge)
+                    text = f'["claim","{id}",{rest}'
+                elif kind == 0:
                     return _refusal(answer, waited)
-                if kind == 3:
+                elif kind == 3:
                     taken = take is None or take()
-                    text = f'["confirm","{id}",{self._lease_us}]' if taken else f'["decline","{id}",{ttl}]'
                     if taken:
+                        text = f'["confirm","{id}",{self._lease_us}]'
                         continue
-                    await line.ask(text)
+                    await line.ask(f'["decline","{id}",{ttl}]')
+                    text = f'["poll","{id}",{ttl}]'
                 elif kind == -1:  # it was forgotten: the wait begins again
-                    text = first
+                    text = f'["claim","{id}",{rest}'
                     if now() < until:
                         continue
                 else:
-                    waited, last = True, _refusal(answer, True)
+                    taken, waited, last = False, True, _refusal(answer, True)
+                    if on_wait is not None:
+                        on_wait(last)
+                    text = f'["poll","{id}",{ttl}]'
                 left = until - now()
                 if left <= 0:
                     self._forget(line, id)
                     return last
                 if event is None:
-                    event = ear.listen(id)
+                    event = ear.listen(id, nudge)
                 pause = min(self._poll, left)
                 if last.retry_after:
                     pause = min(pause, last.retry_after)
@@ -180,7 +198,6 @@ class RedisLedger:
                     async with asyncio.timeout(pause):
                         await event.wait()
                 event.clear()
-                text = poll
         except BaseException:
             self._forget(line, id)
             raise
@@ -188,10 +205,18 @@ class RedisLedger:
             if event is not None:
                 ear.forget(id)
 
+    def _new_id(self) -> str:
+        return f"{self._prefix}{next(self._numbers):x}"
+
     def _forget(self, line: Line, id: str) -> None:
         """Whatever it got goes back by its id; asked for as long as a lease lasts."""
         with suppress(EngineUnavailable):
             line.post(f'["release","{id}",0,"nothing"]', gives=True, until=self._clock.now() + self._lease)
+
+    def abandon(self, grant: Grant, *, begun: bool = True) -> None:
+        """Give all of it back for a loop that is gone: from any thread, at the next beat of the heart."""
+        self._heart.drop(grant)
+        self._heart.post([f'["release","{grant.id}",{int(begun)},"nothing"]'])
 
     def release(self, grant: Grant, *, begun: bool = True, verdict: Verdict = "well") -> asyncio.Future[Any]:
         """Give all of it back. A plain call: it is done whether or not somebody waits for the answer.
@@ -250,7 +275,7 @@ class RedisLedger:
         reserve in between. On cancel, and when the server is not there, what it may have reserved goes back.
         """
         line, _ = self._line()
-        ids = [f"{self._prefix}{next(self._numbers):x}" for _ in calls]
+        ids = [self._new_id() for _ in calls]
         parts = _parts(calls, len(chain))
         accounts = chain_text(chain)
         shares: list[Grant | None] = []
@@ -319,7 +344,9 @@ class RedisLedger:
         loop = asyncio.get_running_loop()
         found = self._lines.get(loop)
         if found is None:
-            line = Line(self._url, self._group, self._timeout, self._hello, self._known, self._clock)
+            for old in [old for old in self._lines if old.is_closed()]:
+                del self._lines[old]
+            line = Line(self._url, self._group, self._timeout, self._hello, self._known, self._clock, self._heart.post)
             ear = _Ear(self._url, f"towerman:{{{self._group}}}:hint:{self._prefix}", self._timeout)
             found = self._lines[loop] = (line, ear)
         return found
@@ -338,6 +365,11 @@ class RedisLedger:
         if not self._lines:
             await asyncio.to_thread(self._heart.close)
             self._heart = Heart(self._url, self._group, self._lease, self._timeout, self._known, self._clock)
+
+    @property
+    def secret(self) -> bytes:
+        """The key of the digests of resource keys."""
+        return self._secret
 
     @property
     def lost(self) -> int:
@@ -413,9 +445,9 @@ class _Ear:
         self._events: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, id: str) -> asyncio.Event:
+    def listen(self, id: str, event: asyncio.Event | None = None) -> asyncio.Event:
         """Set when there is something new for this waiter."""
-        event = self._events[id] = asyncio.Event()
+        event = self._events[id] = event or asyncio.Event()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._hear(), name="towerman engine ear")
         return event

@@ -25,6 +25,9 @@ from towerman.rates import Numbers
 MOST: Final = 1 << 52
 """Numbers of an ask stay below it: a server counts exactly up to twice as much."""
 
+HIGHEST: Final = 49_998
+"""The highest priority that an engine knows, and less than nothing of it the lowest."""
+
 Kind = Literal["pool", "resource", "rate", "breaker", "budget", "reservation", "quarantine", "too_much", "unavailable"]
 """What is in the way. `too_much`: more than the pool ever gives; `reservation`: what was reserved has expired."""
 
@@ -206,15 +209,17 @@ class Grant:
 
     Attributes:
         lost: it is over although nobody has released it: others may have what it held.
+        told: the engine has said so; else it could not be asked in time.
     """
 
-    __slots__ = ("deadline", "fence", "id", "lost", "on_lost")
+    __slots__ = ("deadline", "fence", "id", "lost", "on_lost", "told")
 
     def __init__(self, id: str, fence: int, deadline: float, on_lost: Callable[[Grant], object] | None = None) -> None:
         self.id = id
         self.fence = fence
         self.deadline = deadline
         self.lost = False
+        self.told = False
         self.on_lost = on_lost
 
     def __repr__(self) -> str:

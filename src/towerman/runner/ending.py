@@ -23,7 +23,8 @@ from towerman.bounds import Encoded, EncodingError
 from towerman.breaker import Verdict
 from towerman.calls import Applied, Outcome
 from towerman.errors import Code, RateLimited, ToolError
-from towerman.gate import GRANTED
+from towerman.gate import GRANTED, Lot
+from towerman.ledger import Meter
 from towerman.rates import micros
 from towerman.runner import intake
 from towerman.runner.offering import belongs, count_orphan
@@ -51,6 +52,10 @@ class Ending(Oversized):
     def rest(self) -> None:
         """A run was closed: if nothing runs and nothing waits, leave no timer behind."""
         raise NotImplementedError  # pragma: no cover - the shell's
+
+    def _pause_there(self, meters: tuple[Meter[Lot[Owner]], ...], seconds: float) -> None:
+        """Whoever is behind these rates wants to be left alone for so long, by all processes."""
+        raise NotImplementedError  # pragma: no cover - of leases
 
     def _defer(self, work: Work, index: int, entry: Slot, waited: float, waited_for: tuple[str, ...]) -> bool:
         """A call for which there is no room now: does it go into the durable queue?"""
@@ -252,6 +257,7 @@ class Ending(Oversized):
             later = [meter for meter in meters if meter.pace.until < until]
             decided = core.gate.pause(meters, pause, now)
             notes = self._notes()
+        self._pause_there(meters, pause)
         if pause and any(meter.enforced for meter in later):
             own = f"rate:tool:{job.tool.name}"
             told = sealing.paused(job.tool.name, pause, alone=all(meter.key == own for meter in later))

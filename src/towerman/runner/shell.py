@@ -28,7 +28,7 @@ from towerman.clock import wall_time
 from towerman.core import Core
 from towerman.gate import NEVER
 from towerman.policy import OnResult
-from towerman.runner.deferring import Deferring
+from towerman.runner.leasing import Leasing
 from towerman.threads import Ticket
 from towerman.tools import Tool
 from towerman.work import CALLER, NOT_STARTED, Context, Job, RunState, Slot, Work
@@ -57,7 +57,7 @@ class Pulse:
         self.told: str | None = None
 
 
-class Shell(Deferring):
+class Shell(Leasing):
     """The runner of one event loop."""
 
     def __init__(
@@ -189,6 +189,8 @@ class Shell(Deferring):
     def _start(self, entry: Slot) -> None:
         """Start the handler of a granted call."""
         work, index = entry.owner
+        if self.core.engine is not None and not self._is_leased(entry):
+            return
         keywords = own = work.keywords[index]
         if work.shares is not None and keywords is not None and work.closing is None:
             lack = self._pay(work, index)
@@ -218,7 +220,11 @@ class Shell(Deferring):
         if tool.retry is not None:
             keywords = self._attempt(job, keywords)
         if core.emit is not None:
-            scopes = {_shown_pool(pool.key): pool.scope for pool, _ in entry.wants.pools}
+            alone = entry.there is not None and entry.there.fence is None
+            scopes = {
+                _shown_pool(pool.key): "process" if alone and pool.scope == "cluster" else pool.scope
+                for pool, _ in entry.wants.pools
+            }
             attempt = job.attempt if job.attempt > 1 else None
             self._tell(work, index, "admitted", waited=now - entry.since, scopes=scopes, attempt=attempt)
         written = work.filed is not None and (not tool.effect_free or self._is_cleared_there(work, index))
@@ -273,6 +279,8 @@ class Shell(Deferring):
         job.due = due
         if job.entry.wants.marked:
             self._mark_begun(job, now)
+        if job.entry.there is not None:
+            job.entry.there.begun()
         if tool.context_parameter is not None:
             cast("Context[object]", keywords[tool.context_parameter]).deadline = due
         if self.core.emit is not None:

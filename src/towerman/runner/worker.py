@@ -550,7 +550,7 @@ class Worker:
     async def _settle(self, item: _Item, result: Result | Answer) -> None:
         """Write what came of it, or put it back."""
         journal, claim, row = self._journal, item.claim, item.row
-        if item.told == "lost" or result.code == "lease_lost":
+        if item.told == "lost" or (result.code == "lease_lost" and not _has_begun(result)):
             # Another worker has it; or it was cancelled just before it began, and is over when it is given back.
             await self._written(journal.give_back(claim))
             return
@@ -616,6 +616,10 @@ _RunOf = tuple[str, str | None, int, float | None, Permission | None]
 def _run_of(row: Deferred) -> _RunOf:
     """What calls of one run have in common: they run in one here, too."""
     return row.run_id, row.tenant, row.priority, row.deadline, row.permission
+
+
+def _has_begun(result: Result | Answer) -> bool:
+    return isinstance(result, Result) and result.started
 
 
 def _left(item: _Item, result: Result) -> bool:

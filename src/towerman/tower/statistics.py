@@ -111,6 +111,29 @@ class JournalStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """What this process has asked of the engine since the tower was made.
+
+    Args:
+        trips: round trips, less those of the heartbeats.
+        asked: questions in them.
+        held: grants that it holds, and amounts that it has reserved.
+        beats: renewals that were answered.
+        missed: renewals that were not.
+        lost: leases that were lost before they were given back.
+        alone: calls that ran without a lease, since the engine was not reached (`on_unavailable`).
+    """
+
+    trips: int
+    asked: int
+    held: int
+    beats: int
+    missed: int
+    lost: int
+    alone: int
+
+
+@dataclass(frozen=True, slots=True)
 class ApprovalStatistics:
     """Approvals of one tower, from its beginning to one instant.
 
@@ -201,6 +224,7 @@ class Statistics:
         events_lost: events that observers got and could not keep, as far as they say so (attribute `lost`).
         observer_failures: exceptions raised by observers.
         journal: what came of the journal; None where there is none.
+        engine: what was asked of the engine; None where there is none.
     """
 
     pools: Mapping[str, PoolStatistics]
@@ -238,6 +262,7 @@ class Statistics:
     events_lost: int
     observer_failures: int
     journal: JournalStatistics | None
+    engine: EngineStatistics | None
 
 
 def counted(
@@ -304,12 +329,21 @@ def counted(
         events_lost=sent["lost"],
         observer_failures=sent["failed"],
         journal=None if journal is None else _journal(core, journal),
+        engine=_engine(core),
     )
 
 
 def _own(name: str, key: str, others: Mapping[str, object]) -> str:
     """A name that no other has: open runs may share an id."""
     return f"{name} ({key.rpartition(':')[2]})" if name in others else name
+
+
+def _engine(core: Core) -> EngineStatistics | None:
+    if core.engine is None:
+        return None
+    told = core.engine.statistics()
+    names = ("trips", "asked", "held", "beats", "missed", "lost")
+    return EngineStatistics(*(told[name] for name in names), alone=core.leases["alone"])
 
 
 def _journal(core: Core, journal: Journal) -> JournalStatistics:

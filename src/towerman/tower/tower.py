@@ -61,6 +61,7 @@ from towerman.work import BatchResult, RunState, Work
 if TYPE_CHECKING:
     from towerman.approvals import Approver
     from towerman.check import CheckReport
+    from towerman.engines.redis import RedisLedger
     from towerman.explain import Explanation
     from towerman.gate import Flow
     from towerman.journal import Journal
@@ -158,6 +159,9 @@ class Tower(Declaring):
         strict: refuse, when it is declared, a tool without access, limit or retry class.
         on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
             response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
+        engine: keeps what counts over several processes: the URL of a Redis (7 or later) or Valkey, or a mapping with
+            `url`, `group`, `lease`, `on_unavailable`, `replicas`. Named pools, limits and rates of tools, and what
+            calls touch then count for all processes that share it. Needs `towerman[redis]`; see docs/engines.md.
         journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
             made when it is first needed. A path in a file of options is found from the folder of that file.
         secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
@@ -204,6 +208,7 @@ class Tower(Declaring):
         debug: bool = False,
         strict: bool = False,
         on_duplicate: OnDuplicate = "join",
+        engine: str | Mapping[str, object] | None = None,
         journal: str | os.PathLike[str] | Journal | None = None,
         secret: str | bytes | None = None,
         _clock: Clock | None = None,
@@ -215,6 +220,7 @@ class Tower(Declaring):
         super().__init__()
         check_rules(self._layers.config.tools, self.options)
         self._courier: Couriers[Event] = Couriers()
+        self._engine = _engine_of(self.options)
         self._journal, self._own_journal = _journal_of(self.options)
         clock = steady(_clock or RealClock())
         self._born = clock.now()
@@ -247,6 +253,8 @@ class Tower(Declaring):
         """
         self._core = core
         core.journal = self._journal
+        core.engine = self._engine
+        core.any_subtree = self._engine is not None  # another process may have a tool that touches a subtree
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         core.runs = self._runs
@@ -794,6 +802,8 @@ class Tower(Declaring):
         if keeper is not None and keeper.busy:
             await self._shells.wait_flushed(partial(keeper.flush, grace))
         core.tell_means(now=True)
+        if self._engine is not None:
+            await self._engine.aclose()
         if self._own_journal and self._journal is not None:
             await self._shells.wait_flushed(partial(self._journal.close, grace))
         self._end_helpers()
@@ -888,6 +898,18 @@ class Tower(Declaring):
 
     def __repr__(self) -> str:
         return f"Tower({len(self._core.tools)} tools, {len(self._runs)} runs)"
+
+
+def _engine_of(options: TowerPolicy) -> RedisLedger | None:
+    """The engine that was asked for."""
+    given = options.engine
+    if given is None:
+        return None
+    from towerman.approvals import secret_bytes
+    from towerman.engines.redis import RedisLedger
+
+    secret = b"" if options.secret is None else secret_bytes(options.secret)
+    return RedisLedger(given.url, group=given.group, lease=given.lease, secret=secret)
 
 
 def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
