@@ -160,7 +160,7 @@ def test_every_import_follows_the_table() -> None:
         ("engines/redis.py", "import redis", "engines may import redis inside functions only"),
         ("engines/redis.py", "from towerman.runner import x", "engines may not import runner"),
         ("engines/redis.py", "from time import monotonic", "only clock reads time"),
-        ("tower.py", "def f():\n    from towerman.engines import redis", "tower may not import engines"),
+        ("limits.py", "def f():\n    from towerman.engines import redis", "limits may not import engines"),
         ("policy.py", "import jsonschema_rs", "policy may not import the package jsonschema_rs"),
         ("runner.py", "import pydantic", "runner may not import the package pydantic"),
         ("arguments.py", "import jsonschema_rs", "arguments may import jsonschema_rs inside functions only"),

@@ -77,8 +77,8 @@ class Elsewhere(Turns[OwnerT]):
             states = self._give(wants)
             if flow.lines:
                 self._let_go(flow, states, now)
-            if now >= flow.limit:
-                return self._turned_down(entry, *flow.over, now)
+            if flow.closed or now >= flow.limit:
+                return self._turned_down(entry, *(("run_closed", "") if flow.closed else flow.over), now)
             if wants.bounds and self._full(wants):
                 return self._turned_down(entry, "queue_full", self.shown(what, wants), now)
             if not wants.wait:

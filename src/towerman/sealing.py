@@ -45,6 +45,8 @@ WORTH_ANOTHER_TRY: Final = frozenset(
         "truncated_response",
         "would_deadlock",
         "journal_unavailable",
+        "engine_unavailable",
+        "lease_lost",
     }
 )
 """Refusals after which the same call can succeed."""
@@ -58,6 +60,7 @@ ENDS_TURN: Final = frozenset(
         "circuit_open",
         "budget_exhausted",
         "journal_unavailable",
+        "engine_unavailable",
         "deadline_exceeded",
         "would_deadlock",
     }
@@ -94,6 +97,7 @@ DEFERRED_FOR: Final[Mapping[Code, str]] = {
     "queue_full": "too many calls wait ({blocker})",
     "wait_timeout": "it waited in vain for {blocker}",
     "rate_limited": "the {blocker} lets no more calls start now",
+    "engine_unavailable": "the engine that processes share cannot be asked",
 }
 """Refusals of the gate for which a call may go into the durable queue, and why in words."""
 

@@ -143,6 +143,7 @@ class RedisLedger:
         rest = rest if wait > 0 else f"{self._lease_us},{wanted.text},0]"
         text = f'["claim","{id}",{rest}'
         taken, waited, last = True, False, Refusal("pool")
+        ear.begin()
         try:
             while True:
                 sent = now()
@@ -204,14 +205,18 @@ class RedisLedger:
         finally:
             if event is not None:
                 ear.forget(id)
+            ear.end()
 
     def _new_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
     def _forget(self, line: Line, id: str) -> None:
         """Whatever it got goes back by its id; asked for as long as a lease lasts."""
-        with suppress(EngineUnavailable):
-            line.post(f'["release","{id}",0,"nothing"]', gives=True, until=self._clock.now() + self._lease)
+        text = f'["release","{id}",0,"nothing"]'
+        try:
+            line.post(text, gives=True, until=self._clock.now() + self._lease)
+        except EngineUnavailable:  # it was closed meanwhile
+            self._heart.post([text])
 
     def abandon(self, grant: Grant, *, begun: bool = True) -> None:
         """Give all of it back for a loop that is gone: from any thread, at the next beat of the heart."""
@@ -356,7 +361,13 @@ class RedisLedger:
         await self._line()[0].wait_idle()
 
     async def aclose(self) -> None:
-        """The connections of this loop are closed, after what was posted; with the last loop the heartbeats end."""
+        """The connections of this loop are closed, after what was posted; with the last loop the heartbeats end.
+
+        Claims that were cancelled just before are waited for, as long as an answer may take.
+        """
+        found = self._lines.get(asyncio.get_running_loop())
+        if found is not None:
+            await found[1].quiet(self._timeout)
         line, ear = self._lines.pop(asyncio.get_running_loop(), (None, None))
         if ear is not None:
             await ear.close()
@@ -436,7 +447,7 @@ def _refusal(answer: Any, waited: bool) -> Refusal:
 class _Ear:
     """Hears hints: ids of waiters for whom something is new. They may be lost; whoever waits asks again anyway."""
 
-    __slots__ = ("_events", "_maker", "_task", "_timeout", "channel")
+    __slots__ = ("_asking", "_events", "_maker", "_quiet", "_task", "_timeout", "channel")
 
     def __init__(self, url: str, channel: str, timeout: float) -> None:
         self.channel = channel
@@ -444,6 +455,26 @@ class _Ear:
         self._timeout = timeout
         self._events: dict[str, asyncio.Event] = {}
         self._task: asyncio.Task[None] | None = None
+        self._asking = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+
+    def begin(self) -> None:
+        """A claim is under way."""
+        self._asking += 1
+        self._quiet.clear()
+
+    def end(self) -> None:
+        """It has its answer, or was given up."""
+        self._asking -= 1
+        if not self._asking:
+            self._quiet.set()
+
+    async def quiet(self, seconds: float) -> None:
+        """Until no claim is under way, or so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._quiet.wait()
 
     def listen(self, id: str, event: asyncio.Event | None = None) -> asyncio.Event:
         """Set when there is something new for this waiter."""

@@ -190,7 +190,10 @@ class Leasing(Deferring):
             try:
                 far = self._far(entry)
             except PolicyError as wrong:
-                self._turn_down(entry, "policy_error", str(wrong))
+                self._give_back(entry)
+                waited = self.core.now() - entry.since if entry.blocked_by else 0.0
+                self._refuse(work, index, "policy_error", str(wrong), waited=waited, waited_for=entry.blocked_by)
+                self._settle(work, index, False)
                 return False
             if far is None:
                 return True
@@ -325,7 +328,7 @@ class Leasing(Deferring):
         """It has to wait there: what is local goes back."""
         entry, core = lease.entry, self.core
         lease.unreached = False
-        if entry.status not in (GRANTED, PARKED) or lease.ended:
+        if entry.status not in (GRANTED, PARKED) or lease.ended or self._is_unwanted(entry):
             return
         now = core.now()
         left, wants = refusal.retry_after, entry.wants
@@ -338,7 +341,7 @@ class Leasing(Deferring):
         """The engine does not answer. Says whether the call goes on without it, or is not to wait."""
         entry, policy = lease.entry, self.core.policy.engine
         lease.unreached = True
-        if lease.ended or policy is None:
+        if lease.ended or policy is None or self._is_unwanted(entry):
             return False
         open_, local = policy.on_unavailable == "open", policy.on_unavailable == "local"
         if (open_ or local) and self._offered(lease) and (open_ or self._has_share(lease, policy.replicas or 1)):
@@ -348,6 +351,15 @@ class Leasing(Deferring):
             return True
         self._turn_away(lease, self._any(lease), unreached=True)
         return False
+
+    def _is_unwanted(self, entry: Slot) -> bool:
+        """Was the call sealed while it was asked about? Then it gives back what it has, and is asked about no more."""
+        work, index = entry.owner
+        if entry.status != GRANTED or not (work.closing is not None or work.results[index] is not None):
+            return False
+        self._give_back(entry)
+        self._seal_closed(work, index)
+        return True
 
     def _go_alone(self, lease: Lease, share: bool) -> None:
         """A call runs without the engine; whoever made it is told."""

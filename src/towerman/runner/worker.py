@@ -83,7 +83,9 @@ LOOK_SECONDS: Final = 1.0
 STEP: Final = 0.05
 """How often it is looked whether work that goes on after its result has ended."""
 
-_NO_ROOM: Final = frozenset({"concurrency_limit", "queue_full", "rate_limited", "wait_timeout", "circuit_open"})
+_NO_ROOM: Final = frozenset(
+    {"concurrency_limit", "queue_full", "rate_limited", "wait_timeout", "circuit_open", "engine_unavailable"}
+)
 """Refusals for which a claimed call goes back into the queue."""
 
 _log: Final = logging.getLogger("towerman")

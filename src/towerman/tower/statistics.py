@@ -342,8 +342,15 @@ def _engine(core: Core) -> EngineStatistics | None:
     if core.engine is None:
         return None
     told = core.engine.statistics()
-    names = ("trips", "asked", "held", "beats", "missed", "lost")
-    return EngineStatistics(*(told[name] for name in names), alone=core.leases["alone"])
+    return EngineStatistics(
+        told["trips"],
+        told["asked"],
+        told["held"],
+        told["beats"],
+        told["missed"],
+        told["lost"],
+        core.leases["alone"],
+    )
 
 
 def _journal(core: Core, journal: Journal) -> JournalStatistics:
