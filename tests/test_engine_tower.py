@@ -386,6 +386,142 @@ def test_r_52_sync_handlers_hold_their_leases_too(server: Server) -> None:
     assert held(server)["records"] == 0
 
 
+# ------------------------------------------------------------------------ budgets
+
+
+def spender(server: Server, limit: dict[str, Any], **options: Any) -> Tower:
+    """A tower with a tool that spends of its tenant's budget."""
+    engine = {"url": server.url, "lease": LEASE, **options.pop("engine", {})}
+    tower = Tower(engine=engine, budgets={"tenant": limit}, max_wait=2.0, **options)
+
+    @tower.tool(independent=True, spends={"tokens": 10})
+    async def ask(tokens: int, ctx: Context) -> str:
+        """Ask a model."""
+        ctx.charge(tokens=tokens)
+        return "said"
+
+    @tower.tool(independent=True, spends={"tokens": 10}, read_only=True, retry=3)
+    async def flaky(times: int, ctx: Context) -> str:
+        """Fail some times."""
+        if ctx.attempt <= times:
+            raise ConnectionError("again")
+        return "done"
+
+    return tower
+
+
+def asks(count: int, tokens: int = 10) -> list[dict[str, Any]]:
+    return [{"tool": "ask", "arguments": {"tokens": tokens}} for _ in range(count)]
+
+
+def account(server: Server, key: str) -> dict[str, list[int]]:
+    """By unit what is spent and reserved, in millionths."""
+    with redis.Redis.from_url(server.url) as client:
+        state = named_values(Direct(client, "default", timed=False).look(f"a{key}")[0])
+        units = named_values(state["u"]) if state.get("u") else {}
+        return {
+            unit: [high * 10**15 + low for high, low in zip(row[::2], row[1::2], strict=True)]
+            for unit, row in units.items()
+        }
+
+
+def test_g9_r_102_a_tenants_budget_is_exact_over_replicas(server: Server) -> None:
+    """G9, R-102, P-61: of a budget of 100 tokens ten calls of 10 run over three replicas, whoever comes first."""
+
+    async def main() -> None:
+        towers = [spender(server, {"tokens": 100}) for _ in range(3)]
+        answers = await asyncio.gather(*(hand_in(tower, asks(6), tenant="acme") for tower in towers))
+        codes = [code for one in answers for code in told(one)]
+        assert codes.count("ok") == 10 and codes.count("budget_exhausted") == 8
+        assert account(server, "tenant:acme")["tokens"] == [100_000_000, 0]
+        assert told(await hand_in(towers[0], asks(1), tenant="other")) == ["ok"]
+        await closed(*towers)
+
+    go(main())
+
+
+def test_g9_what_is_charged_takes_the_place_of_what_was_asked_over_all(server: Server) -> None:
+    """S8: less is given back, more counts; and what a run charges by itself counts, too."""
+
+    async def main() -> None:
+        one, other = spender(server, {"tokens": 100}), spender(server, {"tokens": 100})
+        assert told(await hand_in(one, asks(2, tokens=3), tenant="acme")) == ["ok", "ok"]
+        async with one.run(tenant="acme") as run:
+            run.charge(tokens=44)
+        end = time.monotonic() + PATIENCE
+        while account(server, "tenant:acme")["tokens"] != [50_000_000, 0]:
+            assert time.monotonic() < end, account(server, "tenant:acme")
+            await asyncio.sleep(0.02)
+        codes = told(await hand_in(other, asks(6), tenant="acme"))
+        assert codes == ["ok"] * 5 + ["budget_exhausted"]
+        await closed(one, other)
+
+    go(main())
+
+
+def test_g9_each_attempt_is_paid_over_all_and_what_never_starts_is_given_back(server: Server) -> None:
+    """S8, S9: three attempts cost three times; a call that is cancelled while it waits costs nothing."""
+
+    async def main() -> None:
+        tower = spender(server, {"tokens": 100}, pools={"one": 1})
+
+        @tower.tool(pools=["one"], independent=True, spends={"tokens": 10})
+        async def wait(ctx: Context) -> str:
+            """Wait."""
+            await asyncio.sleep(30)
+            return ""
+
+        (answer,) = await hand_in(tower, [{"tool": "flaky", "arguments": {"times": 2}}], tenant="acme")
+        assert answer.outcome == "ok" and answer.attempts == 3
+        assert account(server, "tenant:acme")["tokens"] == [30_000_000, 0]
+        task = asyncio.ensure_future(hand_in(tower, [{"tool": "wait", "arguments": {}}] * 3, tenant="acme"))
+        while account(server, "tenant:acme")["tokens"] != [40_000_000, 20_000_000]:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task})
+        await tower._core.engine.wait_idle()  # type: ignore[union-attr]
+        assert account(server, "tenant:acme")["tokens"] == [40_000_000, 0]
+        await closed(tower)
+
+    go(main())
+
+
+def test_g9_a_batch_that_is_not_run_in_part_is_not_over_all_either(server: Server) -> None:
+    """R-99: with `partial=False` a batch of which one call lacks is refused whole, and nothing is reserved."""
+
+    async def main() -> None:
+        one, other = (spender(server, {"tokens": 100, "partial": False}) for _ in range(2))
+        assert told(await hand_in(one, asks(6), tenant="acme")) == ["ok"] * 6
+        assert told(await hand_in(other, asks(5), tenant="acme")) == ["budget_exhausted"] * 5
+        assert account(server, "tenant:acme")["tokens"] == [60_000_000, 0]
+        assert told(await hand_in(other, asks(4), tenant="acme")) == ["ok"] * 4
+        await closed(one, other)
+
+    go(main())
+
+
+@pytest.mark.parametrize("mode", ["closed", "open", "local"])
+def test_g9_budgets_while_the_engine_is_away(own: Server, mode: str) -> None:
+    """on_unavailable: refused; by this process alone; by its half."""
+
+    async def main() -> None:
+        engine = {"on_unavailable": mode, **({"replicas": 2} if mode == "local" else {})}
+        tower = spender(own, {"tokens": 100}, engine=engine)
+        own.stop()
+        answers = await hand_in(tower, asks(5), tenant="acme")
+        if mode == "closed":
+            assert told(answers) == ["engine_unavailable"] * 5
+        else:
+            assert told(answers) == ["ok"] * 5
+            more = told(await hand_in(tower, asks(1), tenant="acme"))
+            assert more == (["ok"] if mode == "open" else ["engine_unavailable"])
+        own.start()
+        assert told(await hand_in(tower, asks(1), tenant="else")) == ["ok"]
+        await closed(tower)
+
+    go(main())
+
+
 # ------------------------------------------------------------------------ waiting
 
 

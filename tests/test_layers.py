@@ -39,7 +39,7 @@ SIDES = {
     "observers": ABOVE["timeline"],
 }
 LAZY = {
-    "work": {"adapters"},
+    "work": {"adapters", "engines"},
     "core": {"engines", "journal"},
     "runner": {"engines", "journal"},
     "tower": {"adapters", "engines", "forms", "journal"},

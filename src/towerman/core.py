@@ -137,6 +137,7 @@ class Core:
         journal: remembers what was begun and what came of it; None: nobody does.
         journal_key: of its digests; None until it was opened.
         engine: keeps what counts over several processes; None: this one is alone.
+        charge_there: tells it what was spent.
         leases: what came of it, by what it was.
         filed: what came of the journal, by what it was.
         flights: calls of this tower that are at work and have an identity, by where that is stored.
@@ -205,6 +206,7 @@ class Core:
         self.journal: Journal | None = None
         self.journal_key: bytes | None = None
         self.engine: RedisLedger | None = None
+        self.charge_there: Callable[[RunState, Work | None, int, Mapping[str, int]], None] = _nothing
         self.leases: dict[str, int] = dict.fromkeys(LEASES, 0)
         self.filed: dict[str, int] = dict.fromkeys(FILED, 0)
         self.flights: dict[bytes, Job] = {}
@@ -372,6 +374,8 @@ class Core:
                 self.purse.charge(run.accounts, amounts)
             elif work.shares is not None:
                 work.shares.charge(index, amounts)
+        if self.engine is not None:
+            self.charge_there(run, work, index, amounts)
 
     def remaining(self, run: RunState, work: Work | None = None) -> dict[str, float]:
         """What is left, by limited unit, on the accounts in which a run counts, or a batch of it."""
@@ -1038,6 +1042,10 @@ def _loaded(call: Call) -> Mapping[str, object] | None:
 def filled(call: Call, arguments: Mapping[str, object]) -> Call:
     """The same call with these arguments."""
     return Call(call.tool, arguments, call.id, call.needs, call.idempotency_key, call.if_failed, call.caller)
+
+
+def _nothing(run: RunState, work: Work | None, index: int, amounts: Mapping[str, int]) -> None:
+    """There is no engine."""
 
 
 def pool_key(name: str, scope: str, run: RunState) -> str:

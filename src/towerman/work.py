@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from towerman.approvals import Approval, ApprovalRequest, ApprovalState, Approver, Open
     from towerman.bounds import Encoded
+    from towerman.engines.words import Grant
     from towerman.placeholders import Others
     from towerman.records import Answer, Deferred, Permission
 
@@ -724,6 +725,7 @@ class Work:
         error: raised to the caller after sealing.
         given_up: a call was cancelled that may still stand in the gate.
         parent: the call that waits for it; None for a batch that no call has made.
+        there: by index, what calls have reserved of budgets at the engine; None for nothing.
         paused: by tool, what is told of a pause that its service has asked for; None for none.
         shares: what its calls have of budgets; None where no budget counts them.
         exhausted: a budget lets no more calls of its run start.
@@ -769,6 +771,7 @@ class Work:
         "outputs",
         "parent",
         "paused",
+        "there",
         "plan",
         "reasons",
         "referred",
@@ -838,6 +841,7 @@ class Work:
         self.warned = 0
         self.notice: str | None = None
         self.paused: dict[str, str] | None = None
+        self.there: dict[int, Grant] | None = None
         self.closing: tuple[Code, Outcome, str] | None = None
         self.error: BaseException | None = None
         self.given_up = False

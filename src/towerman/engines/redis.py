@@ -106,6 +106,7 @@ class RedisLedger:
         wanted: Wanted,
         *,
         wait: float = 0.0,
+        holding: bool = True,
         take: Callable[[], bool] | None = None,
         on_wait: Callable[[Refusal], object] | None = None,
         on_unreached: Callable[[], bool] | None = None,
@@ -117,6 +118,7 @@ class RedisLedger:
         Args:
             wanted: the ask.
             wait: seconds to wait for it, `inf` for as long as it takes; 0: it is had now or refused.
+            holding: what is local is held already; else `take` is asked before the grant counts.
             take: called when something is offered to a waiter, to take what is local; False declines the offer.
             on_wait: called when it has to wait, or still has to, with what is in the way: from then on until `take`
                 says True nothing local need be held.
@@ -142,7 +144,7 @@ class RedisLedger:
         rest = f'{self._lease_us},{wanted.text},{ttl},{offer},"{ear.channel}"]'
         rest = rest if wait > 0 else f"{self._lease_us},{wanted.text},0]"
         text = f'["claim","{id}",{rest}'
-        taken, waited, last = True, False, Refusal("pool")
+        taken, waited, last = holding, False, Refusal("pool")
         ear.begin()
         try:
             while True:
@@ -328,6 +330,10 @@ class RedisLedger:
         """The call does not start: what it has reserved or spent goes back."""
         return self._end(share, "refund")
 
+    def begin(self, share: Grant, chain: Sequence[Limits]) -> asyncio.Future[Any]:
+        """What it has reserved is spent, for a call that is answered by the run of another one."""
+        return self._post(f'["begin","{share.id}",{chain_text(chain)}]')
+
     def settle(self, share: Grant) -> asyncio.Future[Any]:
         """The work of the call has ended: of what it has charged, only that much is spent."""
         return self._end(share, "settle")
@@ -340,6 +346,25 @@ class RedisLedger:
         """The handler of the call has spent so much, by unit in millionths."""
         listed = [[unit, str(amount)] for unit, amount in amounts.items()]
         return self._post(json.dumps(["charge", share.id, listed, next(self._numbers)]))
+
+    def spend(self, chain: Sequence[Limits], amounts: Mapping[str, int]) -> None:
+        """So much was spent, by no call: from any thread, at the next beat of the heart."""
+        id, accounts = self._new_id(), chain_text(chain)
+        listed = json.dumps([[unit, str(amount)] for unit, amount in amounts.items()])
+        self._heart.post(
+            [
+                f'["reserve",{accounts},{self._lease_us},["{id}",[],[]]]',
+                f'["begin","{id}",{accounts}]',
+                f'["charge","{id}",{listed},1]',
+                f'["settle","{id}"]',
+            ]
+        )
+
+    def forsake(self, shares: Sequence[Grant]) -> None:
+        """What was reserved goes back, for a loop that is gone: from any thread, at the next beat of the heart."""
+        for share in shares:
+            self._heart.drop(share)
+        self._heart.post([f'["drop","{share.id}"]' for share in shares])
 
     # ------------------------------------------------------------------ lines
 

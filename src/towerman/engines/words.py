@@ -95,6 +95,10 @@ MONTHS: Final = -1
 WEEKS: Final = -2
 
 
+_UNPAID: Final = '"s":"","c":[]}'
+"""How the text of an ask ends that counts in no account."""
+
+
 def _text(value: object) -> str:
     return json.dumps(value, separators=(",", ":"))
 
@@ -176,6 +180,15 @@ class Wanted:
                 "c": json.loads(chain_text(chain)),
             }
         )
+
+    def paid(self, share: str, chain: Sequence[Limits]) -> Wanted:
+        """The same, for a call that has reserved something of these accounts."""
+        other = Wanted.__new__(Wanted)
+        other.pools, other.holds, other.rates, other.breakers = self.pools, self.holds, self.rates, self.breakers
+        other.chain = tuple(chain)
+        assert self.text.endswith(_UNPAID), "it is paid already"
+        other.text = f'{self.text[: -len(_UNPAID)]}"s":{_text(share)},"c":{chain_text(chain)}}}'
+        return other
 
     def __repr__(self) -> str:
         return f"Wanted({len(self.pools)} pools, {len(self.holds)} holds, {len(self.rates)} rates)"

@@ -309,6 +309,8 @@ def gather(core: Core) -> list[Slot]:
                 leave_records(core, lost)
             if lost.shares is not None:
                 lost.shares.forsake()
+            if lost.there and core.engine is not None:
+                core.engine.forsake(list(lost.there.values()))
             run.works.pop(lost, None)
             parent = lost.parent
             if parent is not None and parent.nested is not None and lost in parent.nested:

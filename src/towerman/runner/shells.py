@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 from towerman.core import Core
@@ -20,7 +20,7 @@ from towerman.runner.offering import gather
 from towerman.runner.shell import Shell
 from towerman.runner.stalls import Stalls
 from towerman.threads import Port, Ticket
-from towerman.work import RunState, Slot
+from towerman.work import RunState, Slot, Work
 
 LOOK_SECONDS: Final = 0.005
 """How often a thread that ends a tower looks whether calls have ended."""
@@ -73,6 +73,11 @@ class Shells:
             shell.loop.call_soon_threadsafe(function, *args)
         except RuntimeError:  # nobody is left there to be told
             return
+
+    @staticmethod
+    def charge_there(work: Work, index: int, amounts: Mapping[str, int]) -> None:
+        """A call has spent so much of budgets that an engine keeps; from any thread."""
+        cast("Shell", work.shell).charge_there(work, index, amounts)
 
     def cancel(self, run: RunState, reason: str, call_id: str | None, index: int | None) -> None:
         """Cancel a run's batches, or the calls in them that are named; from any thread."""

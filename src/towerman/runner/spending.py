@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from towerman import sealing
 from towerman.access import AccessRefused
@@ -123,6 +124,16 @@ class Spending(Intake):
                 lack.account.scope != "batch" and lack.account.stops(lack.unit) for lack in short.values()
             )
             await self._refuse_short(work, short, stop=stop)
+        if core.engine is not None and work.closing is None:
+            await self._reserve_there(work, needs)
+
+    async def _reserve_there(self, work: Work, needs: Sequence[Sequence[int]] | None) -> None:
+        """Reserve of the budgets that count over all processes, too."""
+        raise NotImplementedError  # pragma: no cover - of accounts
+
+    def _end_there(self, work: Work, index: int, end: Literal["refund", "settle", "spend"]) -> None:
+        """What a call has of those comes to an end."""
+        raise NotImplementedError  # pragma: no cover - of accounts
 
     @staticmethod
     def _undecided_before(work: Work, index: int) -> bool:
@@ -210,6 +221,8 @@ class Spending(Intake):
         if shares is not None and shares.state[job.index] == SPENT:
             with self.core.lock:
                 shares.settle(job.index)
+            if job.work.there:
+                self._end_there(job.work, job.index, "settle")
 
     def _close_share(self, work: Work, index: int, result: Result) -> None:
         """A call is sealed: if it never started it gets back what it had."""
@@ -225,15 +238,21 @@ class Spending(Intake):
                     shares.settle(index)
                 else:
                     shares.refund(index)
+            if work.there:
+                self._end_there(work, index, "spend" if rode else "refund")
         elif state == SPENT and not result.started:
             with core.lock:
                 shares.refund(index)
+            if work.there:
+                self._end_there(work, index, "refund")
 
     def _share_back(self, work: Work, index: int) -> None:
         """A call that has not started waits for something that may take long: it gives back what it has reserved."""
         if work.shares is not None:
             with self.core.lock:
                 work.shares.refund(index)
+            if work.there:
+                self._end_there(work, index, "refund")
 
     def _reserve_again(self, work: Work, index: int) -> bool:
         """A call is about to be offered once more: reserve for it. Where there is not enough it is refused, and False

@@ -254,12 +254,23 @@ class Tower(Declaring):
         self._core = core
         core.journal = self._journal
         core.engine = self._engine
+        if self._engine is not None:
+            core.charge_there = self._charge_there
         core.any_subtree = self._engine is not None  # another process may have a tool that touches a subtree
         self._runs: dict[int, RunState] = {}
         self._run_count = 0
         core.runs = self._runs
         self._limits = Limits(core)
         core.pause = self._limits.pause
+
+    def _charge_there(self, run: RunState, work: Work | None, index: int, amounts: Mapping[str, int]) -> None:
+        """So much was spent: by a call, or by the run itself."""
+        if work is not None:
+            self._shells.charge_there(work, index, amounts)
+        else:
+            from towerman.runner.accounting import spend_run
+
+            spend_run(self._engine, run, amounts)
 
     def _new_ledger(self, clock: Clock) -> Ledger[Lot[tuple[Work, int]]]:
         if self.options.mode == "enforce":
