@@ -522,6 +522,25 @@ def test_g9_budgets_while_the_engine_is_away(own: Server, mode: str) -> None:
     go(main())
 
 
+def test_a_program_without_a_loop_shares_the_engine_too(server: Server) -> None:
+    """A script with `run_sync` and threads: the tower's own loop asks; closing leaves nothing there."""
+    street = Street()
+    with replica(server, street) as tower:
+
+        @tower.tool(pools=["crm"], independent=True)
+        def slow(seconds: float) -> str:
+            """Take a while."""
+            street.enter()
+            time.sleep(seconds)
+            street.leave()
+            return "done"
+
+        with tower.run() as run:
+            answers = run.execute_sync([{"tool": "slow", "arguments": {"seconds": 0.02}}] * 6)
+        assert told(list(answers)) == ["ok"] * 6 and street.most == 2
+    assert held(server) == {"records": 0, "waiting": 0, "promoted": 0}
+
+
 # ------------------------------------------------------------------------ waiting
 
 
@@ -798,6 +817,29 @@ def test_s12_a_restart_without_data_stops_what_ran_and_nothing_else(own: Server)
         fences = [fence for fence in street.fences if fence is not None]
         assert fences == sorted(fences)
         await closed(tower)
+
+    go(main())
+
+
+def test_s12_a_write_may_ask_replicas_of_the_server_to_have_heard_of_it(own: Server) -> None:
+    """Issue 6, 2: with `acks` a write starts once so many replicas know of it; reads and pools do not wait for that."""
+
+    async def main() -> None:
+        street = Street()
+        tower = replica(own, street, engine={"acks": 1, "lease": 1.5}, max_wait=1.0)
+        answers = await hand_in(tower, [*looks(1), *writes(1)])
+        assert told(answers) == ["ok", "engine_unavailable"] and street.entered == 1
+        copy = Server("--replicaof", f"127.0.0.1 {own.port}")
+        try:
+            copy.start()
+            with redis.Redis.from_url(copy.url) as client:
+                while client.info("replication")["master_link_status"] != "up":
+                    await asyncio.sleep(0.02)
+            assert told(await hand_in(tower, writes(2))) == ["ok", "ok"]
+            await closed(tower)
+            assert held(own)["records"] == 0
+        finally:
+            copy.remove()
 
     go(main())
 

@@ -393,7 +393,7 @@ class EngineAt:
     __slots__ = ()
     allowed: ClassVar[str] = (
         "the URL of a Redis or Valkey, such as redis://localhost:6379/0, or a table with url, and group, lease, "
-        "on_unavailable, replicas"
+        "on_unavailable, replicas, acks"
     )
 
     def check(self, where: str, value: object) -> object:
@@ -799,6 +799,8 @@ class Engine:
             (`engine_unavailable`) when its wait is over; "open": it runs by the limits of this process alone, which the
             batch is told; "local": it runs within this process's share of each limit, and what is exclusive waits.
         replicas: for "local": how many processes share the limits.
+        acks: replicas of the server that must have heard of the grant of a write before its call starts (WAIT); a
+            promoted one then knows of it. Costs a further round trip to them; closes most of the gap, not all of it.
 
     Raises:
         PolicyError: a value out of its range.
@@ -809,6 +811,7 @@ class Engine:
     lease: float = 15.0
     on_unavailable: OnUnavailable = "closed"
     replicas: int | None = None
+    acks: int = 0
 
     def __post_init__(self) -> None:
         for key, option in ENGINE.items():
@@ -835,6 +838,7 @@ ENGINE: Final[Mapping[str, Option]] = {
         "this process's share of them",
     ),
     "replicas": Option(Whole(), "for on_unavailable = local: how many processes share the limits"),
+    "acks": Option(Whole(0), "replicas of the server that must have heard of a write's grant before its call starts"),
 }
 """The options of an engine."""
 

@@ -160,18 +160,20 @@ class Question:
         gives: it only gives back.
         until: it is tried again until that instant; None: not at all.
         weight: how many plain questions are as much work.
+        acks: replicas of the server that must have heard of it before the answer counts.
     """
 
-    __slots__ = ("answer", "gives", "text", "until", "weight")
+    __slots__ = ("acks", "answer", "gives", "text", "until", "weight")
 
     def __init__(
-        self, text: str, answer: asyncio.Future[Any], gives: bool, until: float | None, weight: int = 1
+        self, text: str, answer: asyncio.Future[Any], gives: bool, until: float | None, weight: int = 1, acks: int = 0
     ) -> None:
         self.text = text
         self.answer = answer
         self.gives = gives
         self.until = until
         self.weight = weight
+        self.acks = acks
 
 
 class Line:
@@ -227,7 +229,7 @@ class Line:
     # ------------------------------------------------------------------ asking
 
     def post(
-        self, text: str, *, gives: bool = False, until: float | None = None, weight: int = 1
+        self, text: str, *, gives: bool = False, until: float | None = None, weight: int = 1, acks: int = 0
     ) -> asyncio.Future[Any]:
         """Ask without waiting; the answer comes in the future, whoever waits for it or not.
 
@@ -236,23 +238,25 @@ class Line:
             gives: it only gives back, which is possible when the server has no memory left.
             until: an instant up to which it is asked again while the server is not there.
             weight: how many plain questions are as much work; one that is heavier than `TOGETHER` travels alone.
+            acks: replicas of the server that must have heard of it; where they have not in time, there is no answer,
+                though it was done.
         """
         if self._closed:
             raise EngineUnavailable("it has been closed")
         answer: asyncio.Future[Any] = self._loop.create_future()
         answer.add_done_callback(_heard)
-        self._queue.append(Question(text, answer, gives, until, weight))
+        self._queue.append(Question(text, answer, gives, until, weight, acks))
         if self._task is None:
             self._task = self._loop.create_task(self._carry(), name="towerman engine line")
         return answer
 
-    async def ask(self, text: str, *, weight: int = 1) -> Any:
+    async def ask(self, text: str, *, weight: int = 1, acks: int = 0) -> Any:
         """Ask and wait for the answer.
 
         Raises:
             EngineUnavailable: there is none; whether it was done is not known.
         """
-        return await self.post(text, weight=weight)
+        return await self.post(text, weight=weight, acks=acks)
 
     async def wait_idle(self) -> None:
         """Until all that was asked so far has its answer, or will have none."""
@@ -337,7 +341,18 @@ class Line:
             raise
         if fresh:
             self._known.greeted(answers.pop(0))
+        await self._acknowledged(questions)
         return answers
+
+    async def _acknowledged(self, questions: list[Question]) -> None:
+        """Where some ask for it: until so many replicas have heard of all that this connection has brought about."""
+        wanted = max(question.acks for question in questions)
+        if not wanted:
+            return
+        heard = await self._send("WAIT", wanted, max(1, round(500 * self._timeout)))
+        for question in questions:
+            if question.acks > heard and not question.answer.done():
+                question.answer.set_exception(EngineUnavailable("its replicas have not acknowledged a grant in time"))
 
     async def _give_alone(self, questions: list[Question], error: Exception) -> list[Any]:
         """The server takes nothing more in: what gives back is done, the rest is told."""

@@ -27,6 +27,7 @@ from itertools import count
 from typing import Any, Final
 
 from towerman.breaker import Verdict
+from towerman.calls import X
 from towerman.clock import Clock, RealClock
 from towerman.engines.heart import Heart
 from towerman.engines.line import TOGETHER, Known, Line, options
@@ -54,6 +55,8 @@ class RedisLedger:
         lease: seconds after which what a dead process held is free again, 0.1 to 3600.
         secret: the key of the digests of resource keys; the same for all replicas.
         timeout: seconds for a connection, and for an answer; None: a third of the lease, at most 5.
+        acks: replicas of the server that must have heard of the grant of a write before it counts (WAIT): a replica
+            that is promoted then knows of it, if it is one of these.
         clock: monotonic.
 
     Raises:
@@ -71,6 +74,7 @@ class RedisLedger:
         lease: float = 15.0,
         secret: bytes = b"",
         timeout: float | None = None,
+        acks: int = 0,
         clock: Clock | None = None,
     ) -> None:
         if not SHORTEST_LEASE <= lease <= LONGEST_LEASE:
@@ -82,6 +86,7 @@ class RedisLedger:
         self._lease = lease
         self._lease_us = round(lease * MICROS)
         self._secret = secret
+        self._acks = acks
         self._timeout = min(5.0, lease / 3) if timeout is None else timeout
         self._clock = clock or RealClock()
         self._poll = min(POLL, lease / 3)
@@ -144,13 +149,14 @@ class RedisLedger:
         rest = f'{self._lease_us},{wanted.text},{ttl},{offer},"{ear.channel}"]'
         rest = rest if wait > 0 else f"{self._lease_us},{wanted.text},0]"
         text = f'["claim","{id}",{rest}'
+        acks = self._acks if any(mode == X for _, mode in wanted.holds) else 0
         taken, waited, last = holding, False, Refusal("pool")
         ear.begin()
         try:
             while True:
                 sent = now()
                 try:
-                    answer = await line.ask(text)
+                    answer = await line.ask(text, acks=acks)
                 except EngineUnavailable:
                     taken = False
                     if (on_unreached is not None and on_unreached()) or now() >= until:
@@ -401,6 +407,11 @@ class RedisLedger:
         if not self._lines:
             await asyncio.to_thread(self._heart.close)
             self._heart = Heart(self._url, self._group, self._lease, self._timeout, self._known, self._clock)
+
+    def close(self) -> None:
+        """The heartbeats end, from any thread, after what is left to give back; what loops still hold runs out."""
+        self._heart.close()
+        self._heart = Heart(self._url, self._group, self._lease, self._timeout, self._known, self._clock)
 
     @property
     def secret(self) -> bytes:

@@ -142,6 +142,16 @@ class SyncDoor:
                 asyncio.set_event_loop(None)
                 loop.close()
 
+    def last(self, make: Callable[[], Coroutine[None, None, None]], seconds: float) -> None:
+        """Run something on the tower's own loop, if it has one, before that ends; wait for it so long at most."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        try:
+            asyncio.run_coroutine_threadsafe(make(), loop).result(seconds)
+        except Exception:  # it was the last of it anyway
+            return
+
     def close(self) -> None:
         """Let the tower's own loop end; what is at work there is cancelled. Does not wait."""
         with self._lock:

@@ -160,8 +160,9 @@ class Tower(Declaring):
         on_duplicate: with a journal, what a call does while the same call (the same key, or the same place of the same
             response) is at work elsewhere: "join" waits for its answer, at most `max_wait`; "conflict" is refused.
         engine: keeps what counts over several processes: the URL of a Redis (7 or later) or Valkey, or a mapping with
-            `url`, `group`, `lease`, `on_unavailable`, `replicas`. Named pools, limits and rates of tools, and what
-            calls touch then count for all processes that share it. Needs `towerman[redis]`; see docs/engines.md.
+            `url`, `group`, `lease`, `on_unavailable`, `replicas`, `acks`. Named pools, limits and rates of tools,
+            budgets of tenants, and what calls touch then count for all processes that share it. Needs
+            `towerman[redis]`; see docs/engines.md.
         journal: the file that remembers what was begun and what came of it, a `Journal`, or ":memory:" for tests; it is
             made when it is first needed. A path in a file of options is found from the folder of that file.
         secret: what signatures and keyed digests rest on: text or bytes that nobody can guess. It is never shown.
@@ -849,6 +850,10 @@ class Tower(Declaring):
         if core.made_keeper is not None:
             core.made_keeper.flush(grace)
         core.tell_means(now=True)
+        if self._engine is not None:
+            if self._door is not None:
+                self._door.last(self._engine.aclose, grace)
+            self._engine.close()
         if self._own_journal and self._journal is not None:
             self._journal.close(grace)
         self._end_helpers()
@@ -920,7 +925,7 @@ def _engine_of(options: TowerPolicy) -> RedisLedger | None:
     from towerman.engines.redis import RedisLedger
 
     secret = b"" if options.secret is None else secret_bytes(options.secret)
-    return RedisLedger(given.url, group=given.group, lease=given.lease, secret=secret)
+    return RedisLedger(given.url, group=given.group, lease=given.lease, secret=secret, acks=given.acks)
 
 
 def _journal_of(options: TowerPolicy) -> tuple[Journal | None, bool]:
