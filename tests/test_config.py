@@ -47,6 +47,8 @@ from towerman.policy import (
     Attempts,
     CircuitBreaker,
     Condition,
+    Engine,
+    EngineAt,
     Flag,
     FreeText,
     FromEnvironment,
@@ -68,7 +70,7 @@ from towerman.policy import (
 
 EXAMPLE = ROOT / "docs" / "towerman.example.toml"
 SCHEMA = jsonschema_rs.validator_for(schema())
-UNSET = {"journal", "secret"}
+UNSET = {"engine", "journal", "secret"}
 """Options of a tower that are not there unless they are given."""
 SECRET = "S3CRET-of-the-environment"
 
@@ -201,8 +203,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"tools": {"x": {"still_valid": "f"}}},
         "config: tools.x.still_valid: a function, which a file cannot hold",
     ),
-    ({"zzz": 3}, "config: zzz: no such key; known: approval_lifetime, budgets, debug, grace, "),
-    ({"engine": {"url": "redis://"}}, "config: engine: no such key; known: "),
+    ({"zzz": 3}, "config: zzz: no such key; known: approval_lifetime, budgets, debug, engine, grace, "),
+    ({"engine": {"group": "a"}}, "config: engine: url is missing: "),
+    (
+        {"engine": {"url": "redis://h", "lease": 0}},
+        "config: engine.lease: seconds, more than 0; got 0",
+    ),
+    ({"engine": {"url": "redis://h", "lese": 1}}, "config: engine.lese: no such key; did you mean 'lease'?"),
     ({"max_concurrency": 0}, "config: max_concurrency: a whole number, 1 or more; got 0"),
     ({"max_concurrency": 2.0}, "config: max_concurrency: a whole number, 1 or more; got 2.0"),
     ({"max_concurrency": "2"}, "config: max_concurrency: a whole number, 1 or more; got '2'"),
@@ -494,6 +501,13 @@ def test_every_scalar_option_has_a_variable(key: str) -> None:
     right = {Whole: ("100", 100), Seconds: ("2.5", 2.5), Flag: ("True", True), Repeats: ("7", 7)}
     right |= {Storage: ("./x", "./x")}
     text, value = right.get(type(kind), ("", None))
+    if key == "engine":
+        made = from_environment({name: "redis://:S3CRET@host/0"})
+        assert made["engine"] == Engine("redis://:S3CRET@host/0") and "S3CRET" not in repr(made)
+        with pytest.raises(PolicyError) as told:
+            from_environment({name: "S3CRET"})
+        assert name in str(told.value) and "S3CRET" not in str(told.value)
+        return
     if key in UNSET:
         assert from_environment({name: "any text"}) == {key: "any text"}
         assert "any text" not in repr(from_environment({name: "any text"}))
@@ -791,6 +805,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
             return st.one_of(st.integers(1, 5), most)
         case Location():
             return st.just(":memory:")  # a path is found from the folder of its file
+        case EngineAt():
+            return st.just("redis://localhost:6379/3")
         case Secret():
             return st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="$"), min_size=1)
         case _:

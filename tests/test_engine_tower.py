@@ -902,7 +902,7 @@ def test_a_file_gives_the_engine(server: Server, tmp_path: Path, monkeypatch: py
     tower = Tower(path)
     assert tower.options.engine is not None
     assert (tower.options.engine.group, tower.options.engine.lease) == ("a", 2.5)
-    assert tower.options.pools["crm"].scope == "cluster"
+    assert tower.options.scope_of(tower.options.pools["crm"]) == "cluster"
     path.write_text('[engine]\nurl = "${WHERE}"\nlaese = 2.5\n')
     with pytest.raises(PolicyError, match=r"engine.laese: no such key; did you mean 'lease'\?"):
         Tower(path)

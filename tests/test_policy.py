@@ -135,7 +135,7 @@ def test_unknown_options_are_told_the_near_one() -> None:
 def test_pools_by_number_and_by_object() -> None:
     """API: `pools={"crm": 2}` is a pool of the process with two permits."""
     made = pools_of({"crm": 2, "db": Pool(1, max_queued=5, scope="tenant")})
-    assert made == {"crm": Pool(2, None, "process", 0), "db": Pool(1, 5, "tenant", 0)}
+    assert made == {"crm": Pool(2, None, None, 0), "db": Pool(1, 5, "tenant", 0)}
     assert pools_of(None) == {}
 
 
@@ -150,7 +150,7 @@ def test_pools_by_number_and_by_object() -> None:
         (lambda: pools_of([("crm", 1)]), "pools: a mapping of name to permits or Pool"),
         (lambda: Pool(0), "Pool.permits: a whole number, 1 or more; got 0"),
         (lambda: Pool(2, max_queued=-1), "Pool.max_queued: a whole number, 0 or more; got -1"),
-        (lambda: Pool(2, scope="cluster"), "Pool.scope: one of 'process', 'run', 'tenant'"),  # type: ignore[arg-type]
+        (lambda: Pool(2, scope="all"), "Pool.scope: one of 'process', 'run', 'tenant', 'cluster'"),  # type: ignore[arg-type]
         (lambda: Pool(2, reserve=-1), "Pool.reserve: a whole number, 0 or more; got -1"),
         (lambda: Pool(2, reserve=2), "Pool.reserve: below permits (2)"),
     ],
@@ -363,6 +363,7 @@ def test_r25_strict_asks_for_everything() -> None:
 TOWER_WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_concurrency": 0}, "max_concurrency: a whole number, 1 or more; got 0"),
     ({"max_concurrency": True}, "max_concurrency: a whole number, 1 or more; got True"),
+    ({"engine": "localhost:6379"}, "engine.url: begins with redis://, rediss:// or unix://; its value is not shown"),
     ({"run_concurrency": 1.5}, "run_concurrency: a whole number, 1 or more; got 1.5"),
     ({"max_calls_per_batch": -3}, "max_calls_per_batch: a whole number, 1 or more"),
     ({"max_queued": -1}, "max_queued: a whole number, 0 or more"),

@@ -218,7 +218,7 @@ def test_r06_every_pool_tells_its_scope(stage: Stage) -> None:
     pools = {"crm": 2, "mine": Pool(1, scope="run"), "ours": Pool(3, scope="tenant")}
     tower = stage.tower(pools=pools, observers=[seen.append])
     tower.add_tool(worker(stage), name="work", independent=True, pools=list(pools), max_concurrency=4)
-    assert {name: pool.scope for name, pool in tower.options.pools.items()} == {
+    assert {name: tower.options.scope_of(pool) for name, pool in tower.options.pools.items()} == {
         "crm": "process",
         "mine": "run",
         "ours": "tenant",

@@ -133,7 +133,7 @@ def tower_changes(before: TowerPolicy, after: TowerPolicy) -> list[Change]:
                 raise PolicyError(f"{key}: {FIXED[key]}")
             found.append(Change(key, _shown(old), _shown(new)))
     for name, pool in before.pools.items():
-        found += _pool_changes(name, pool, after.pools.get(name))
+        found += _pool_changes(name, pool, after.pools.get(name), before)
     for name, pool in after.pools.items():
         if name not in before.pools:
             found.append(Change(f"pools.{name}", None, _told(pool)))
@@ -146,13 +146,14 @@ def tower_changes(before: TowerPolicy, after: TowerPolicy) -> list[Change]:
     return found
 
 
-def _pool_changes(name: str, before: Pool, after: Pool | None) -> Iterator[Change]:
+def _pool_changes(name: str, before: Pool, after: Pool | None, tower: TowerPolicy) -> Iterator[Change]:
     if after is None:
         yield Change(f"pools.{name}", _told(before), None)
         return
-    if before.scope != after.scope:
+    if tower.scope_of(before) != tower.scope_of(after):
         raise PolicyError(
-            f"pools.{name}.scope: a pool keeps the scope {before.scope!r} for life; give the other one another name"
+            f"pools.{name}.scope: a pool keeps the scope {tower.scope_of(before)!r} for life; give the other one "
+            "another name"
         )
     for key in POOL:
         old, new = getattr(before, key), getattr(after, key)

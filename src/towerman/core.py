@@ -405,7 +405,7 @@ class Core:
             breakers.append(f"breaker:tool:{tool.name}")
         for name, units in policy.pools:
             pool = tower.pools[name]
-            key = pool_key(name, str(pool.scope), run)
+            key = pool_key(name, tower.scope_of(pool), run)
             permits.append((key, units))
             if pool.max_queued is not None:
                 bounds.append((key, pool.max_queued))

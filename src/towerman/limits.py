@@ -119,8 +119,9 @@ class Limits:
 
     def _set_named(self, scope: str, state: RunState | None) -> None:
         """The named pools of a scope: for the process, or as far as they count for a run."""
-        for name, pool in self._core.policy.pools.items():
-            if pool.scope == scope:
+        policy = self._core.policy
+        for name, pool in policy.pools.items():
+            if policy.scope_of(pool) == scope:
                 key = pool_key(name, scope, state) if state is not None else f"pool:{name}"
                 self._set(key, f"pool {name}", pool.permits, reserve=pool.reserve, scope=scope)
                 self._set_timed(key, f"pool {name}", pool.rate, pool.breaker, scope=scope)
@@ -181,14 +182,9 @@ class Limits:
             )
         )
 
-    @property
-    def _usual(self) -> str:
-        """Whom a tool's own limits count for."""
-        return "process" if self._core.policy.engine is None else "cluster"
-
     def add_tool(self, tool: Tool) -> None:
         """A tool's own limit, if it has one."""
-        scope = self._usual
+        scope = self._core.policy.usual_scope
         if tool.policy.max_concurrency is not None:
             self._set(f"tool:{tool.name}", f"limit of tool {tool.name}", tool.policy.max_concurrency, scope=scope)
         policy = tool.policy
@@ -206,7 +202,13 @@ class Limits:
         core.paused.add(tool)
         enforced = core.policy.mode == "enforce"
         core.gate.ledger.add_meter(
-            Meter(f"rate:tool:{tool}", f"pause of tool {tool}", make(None), scope=self._usual, enforced=enforced)
+            Meter(
+                f"rate:tool:{tool}",
+                f"pause of tool {tool}",
+                make(None),
+                scope=core.policy.usual_scope,
+                enforced=enforced,
+            )
         )
         core.generation += 1
         runs = list(core.runs.values())

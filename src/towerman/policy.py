@@ -20,7 +20,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from inspect import iscoroutinefunction
 from types import MappingProxyType
 from typing import ClassVar, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
@@ -197,7 +197,7 @@ def only_known(where: str, given: Mapping[str, object], known: Sequence[str]) ->
     """Refuse unknown option names and name the nearest right one."""
     for key in given:
         if key not in known:
-            raise PolicyError(f"{where}: no option {shown(key)}{nearest(key, known)}")
+            raise PolicyError(f"{where}: no option {shown(key)}{nearest(str(key), known)}")
 
 
 # -------------------------------------------------------------------------------------------- kinds of options
@@ -1459,21 +1459,27 @@ class TowerPolicy:
     def __post_init__(self) -> None:
         engine = engine_of("engine", self.engine)
         object.__setattr__(self, "engine", engine)
-        usual: Scope = "process" if engine is None else "cluster"
         for name, pool in self.pools.items():
             if pool.scope == "cluster" and engine is None:
                 raise PolicyError(
                     f"pool {name!r}: scope='cluster' counts over all processes, for which they need an engine that "
                     "they share: Tower(engine='redis://...')"
                 )
-        pools = {name: replace(pool, scope=pool.scope or usual) for name, pool in self.pools.items()}
-        object.__setattr__(self, "pools", MappingProxyType(pools))
         for key, option in TOWER.items():
             value = getattr(self, key)
             if value is not None or not isinstance(option.kind, Function):
                 option.kind.check(key, value)
         if self.when_busy == "defer":
             check_deferring("when_busy='defer': ", self.journal)
+
+    def scope_of(self, pool: Pool) -> Scope:
+        """Whom a pool counts for."""
+        return pool.scope or self.usual_scope
+
+    @property
+    def usual_scope(self) -> Scope:
+        """Whom limits count for that do not say so."""
+        return "process" if self.engine is None else "cluster"
 
 
 TOWER: Final[Mapping[str, Option]] = {

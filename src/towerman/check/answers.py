@@ -23,7 +23,7 @@ def limits(declared: Declared) -> list[LimitInForce]:
     ]
     for name, pool in tower.pools.items():
         users = tuple(tool.name for tool in declared.users(name))
-        scope = str(pool.scope)
+        scope = tower.scope_of(pool)
         if scope == "tenant" and tower.engine is not None:
             counts = "the runs of one tenant together, in all processes that share the engine"
         else:
@@ -34,7 +34,7 @@ def limits(declared: Declared) -> list[LimitInForce]:
         if policy.max_concurrency is not None:
             most = policy.max_queued
             name = f"tool:{tool.name}"
-            scope = "process" if tower.engine is None else "cluster"
+            scope = tower.usual_scope
             found.append(LimitInForce(name, policy.max_concurrency, scope, _COUNTS[scope], most, (tool.name,)))
     return found
 

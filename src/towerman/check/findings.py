@@ -383,7 +383,7 @@ def _pools(declared: Declared) -> Iterator[Finding]:
 
 
 def _pool_of_no_effect(pool: Pool, where: str, tower: TowerPolicy) -> Iterator[Finding]:
-    if pool.scope == "process" and pool.permits >= tower.max_concurrency:
+    if tower.scope_of(pool) == "process" and pool.permits >= tower.max_concurrency:
         yield Finding(
             "note",
             "limit_without_effect",

@@ -35,5 +35,5 @@ Files: `claim.lua` (the rules), `library` (its name and text), `words` (asks and
 
 House rules. Importing this room imports no client. Keys of resources are digested before they leave the process.
 
-Not here: who may wait and how long, what is local (gate, runner). Nothing of it is used by a tower yet.
+Not here: who may wait and how long, what is local (elsewhere, gate), when to ask (runner).
 """

@@ -130,7 +130,7 @@ class World:
         base = core.base(state, self._tool(call.tool))
         permits = dict(base.permits)
         for name, units in own:
-            pool = pool_key(name, str(core.policy.pools[name].scope), state)
+            pool = pool_key(name, core.policy.scope_of(core.policy.pools[name]), state)
             permits[pool] = max(units, permits.get(pool, 0))
         held = {limit_name(one) for one in permits}
         rates = [meter.key for name, meter in self._rates.items() if name == call.tool or name in held]

@@ -453,6 +453,7 @@ class Rehearsal:
         if watched is not None and tower._tally is not None:  # what is rehearsed is in no report of the tower's own
             tower.remove_observer(cast("Observer", watched))
             tower.add_observer(tower._tally)
+        tower._engine = core.engine = None  # other processes know nothing of a rehearsal, nor it of them
         if tower._journal is not None:  # what is rehearsed has not happened: a journal of its own, which is forgotten
             core.journal = tower._journal = Journal(":memory:")
             count_journal(core)
