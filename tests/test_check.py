@@ -291,9 +291,58 @@ def write_of_a_whole_tree() -> Tower:
     )
 
 
+def sharing(**more: Any) -> Tower:
+    """A tower that shares an engine, which nobody asks here."""
+    engine = {"url": "redis://localhost:1/0", **more}
+    return well_declared(engine=engine, secret="x" * 32)
+
+
+def engine_without_secret() -> Tower:
+    return well_declared(engine="redis://localhost:1/0")
+
+
+def engine_open() -> Tower:
+    return sharing(on_unavailable="open")
+
+
+def engine_local() -> Tower:
+    return sharing(on_unavailable="local", replicas=4)
+
+
+def test_r06_r140_with_an_engine_the_scope_in_force_is_told() -> None:
+    """R-06, DESIGN 12: what counts over all processes is told so: pools, limits of tools, budgets of tenants."""
+    tower = Tower(
+        engine="redis://localhost:1/0",
+        secret="x" * 32,
+        pools={"crm": Pool(2, max_queued=5), "own": Pool(2, scope="process"), "each": Pool(2, scope="tenant")},
+        budgets={"tenant": {"calls": 5}, "tenant:a": {"calls": 6}, "run": {"calls": 3}},
+    )
+    tower.add_tool(handler, name="read", reads="customer:{number}", pools=["crm", "own", "each"], max_concurrency=3)
+    report = tower.check()
+    shared = "all processes that share the engine"
+    assert {one.name: (one.scope, shared in one.counts) for one in report.limits} == {
+        "process": ("process", False),
+        "run": ("run", False),
+        "crm": ("cluster", True),
+        "own": ("process", False),
+        "each": ("tenant", True),
+        "tool:read": ("cluster", True),
+    }
+    assert [(one.name, shared in one.counts) for one in report.budgets] == [
+        ("tenant", True),
+        ("tenant:a", True),
+        ("run", False),
+    ]
+    assert "share the engine" in report.answers[1].because
+
+
 @pytest.mark.parametrize(
     ("declare", "found", "verdict"),
     [
+        case(sharing),
+        case(engine_without_secret, ("note", "engine_without_secret", "tower")),
+        case(engine_open, ("warning", "open_without_engine", "tower")),
+        case(engine_local, ("note", "no_share_of_a_pool", "tower")),
         case(nothing, ("error", "no_tools", "tower"), verdict="nynyyyyuy"),
         case(silent_ordered, ("warning", "undeclared_access", "tool t0"), verdict="pyyyyyyuy"),
         case(silent_exclusive, ("warning", "undeclared_access", "tool t0"), verdict="pyyyyyyuy"),

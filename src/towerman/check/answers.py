@@ -52,9 +52,10 @@ def budgets(declared: Declared) -> list[BudgetInForce]:
     found = []
     for name, budget in declared.tower.budgets.items():
         scope, _, tenant = name.partition(":")
-        found.append(
-            BudgetInForce(name, str(budget), f"the runs of {tenant}, in this process" if tenant else _SPENT_BY[scope])
-        )
+        counts = f"the runs of {tenant}, in this process" if tenant else _SPENT_BY[scope]
+        if scope == "tenant" and declared.tower.engine is not None:
+            counts = counts.replace("in this process", "in all processes that share the engine")
+        found.append(BudgetInForce(name, str(budget), counts))
     return found
 
 
@@ -88,7 +89,10 @@ def _global(declared: Declared) -> _Said:
     told = f"{tower.max_concurrency} calls over all runs of this process, {tower.run_concurrency} of one run"
     if tower.mode == "observe":
         return "Is there a limit over all runs?", "no", f"mode='observe' only watches: {told}."
-    return "Is there a limit over all runs?", "yes", f"{told}. Each further process counts for itself."
+    others = "Each further process counts for itself."
+    if tower.engine is not None:
+        others = "Named pools, limits and rates of tools count over all processes that share the engine."
+    return "Is there a limit over all runs?", "yes", f"{told}. {others}"
 
 
 def _pools(declared: Declared) -> _Said:

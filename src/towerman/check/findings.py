@@ -226,6 +226,42 @@ def _journal(declared: Declared) -> Iterator[Finding]:
         )
 
 
+def _engine(declared: Declared) -> Iterator[Finding]:
+    tower = declared.tower
+    engine = tower.engine
+    if engine is None:
+        return
+    if tower.secret is None:
+        yield Finding(
+            "note",
+            "engine_without_secret",
+            "tower",
+            "What calls touch is known to the engine by digests; without a secret, whoever can read there can find out "
+            "which resources they stand for by trying.",
+            'secret="${TOWERMAN_SECRET}", the same for all processes that share the engine',
+        )
+    if engine.on_unavailable == "open":
+        yield Finding(
+            "warning",
+            "open_without_engine",
+            "tower",
+            "on_unavailable='open': while the engine is not reached each process goes by its limits alone, so what is "
+            "behind them may see as many times the limit as there are processes, and writes are not exclusive.",
+            "on_unavailable='closed', or 'local' with replicas",
+        )
+    if engine.on_unavailable == "local":
+        short = [name for name, pool in tower.pools.items() if pool.permits < (engine.replicas or 1)]
+        if short:
+            yield Finding(
+                "note",
+                "no_share_of_a_pool",
+                "tower",
+                f"on_unavailable='local': a process's share of {listed(short)} is none ({engine.replicas} processes), "
+                "so their calls wait while the engine is not reached.",
+                f"at least {engine.replicas} permits, if they are to go on",
+            )
+
+
 def _in_memory(journal: object) -> bool:
     """Does a journal forget everything when the process ends? It is the tower's own word, or a Journal."""
     return getattr(journal, "path", journal) == ":memory:"
@@ -361,7 +397,7 @@ def _pools(declared: Declared) -> Iterator[Finding]:
         yield from _pool_of_no_effect(pool, where, tower)
     for tool in declared.tools:
         limit = tool.policy.max_concurrency
-        if limit is not None and limit >= tower.max_concurrency:
+        if limit is not None and limit >= tower.max_concurrency and tower.engine is None:
             yield Finding(
                 "note",
                 "limit_without_effect",
@@ -568,6 +604,7 @@ _LOOKS: Final = (
     _identity,
     _approvals,
     _journal,
+    _engine,
     _sharing,
     _threads,
     _pools,
