@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
@@ -29,6 +30,10 @@ RATES: dict[str, list[Numbers | None]] = {
     "r": [(2, 3 * MICRO, None, 0), (3, 2 * MICRO, None, 1)],
     "s": [(1, MICRO, 2, 0), (3, 5 * MICRO, 4, 2), None],
 }
+SHORT_RATES: list[Numbers] = [
+    (1, MICRO, None, 0), (2, 3 * MICRO, None, 0), (3, 2 * MICRO, None, 1), (5, MICRO, None, 0),
+    (1, MICRO, 2, 0), (4, MICRO, 1, 0), (2, MICRO, 3, 1),
+]  # fmt: skip
 BREAKERS = {"b": (2, 10 * MICRO, 4 * MICRO, 1), "c": (1, 5 * MICRO, 2 * MICRO, 2)}
 
 
@@ -318,6 +323,113 @@ def test_s5_whoever_waits_for_a_rate_claims_nothing() -> None:
     [third] = gate.offer(high, [(free, 3, 0.0)], 0.0)
     assert third.status == GRANTED
     assert waiter.status == PARKED
+
+
+class Streams:
+    """Endless work of other runs for each pool and each rate by itself and for some two of them, and one call that
+    wants several of these at once.
+    """
+
+    def __init__(self, seed: int) -> None:
+        pick = self.random = Random(seed)
+        self.ledger: Ledger[Lot[int]] = Ledger()
+        self.pools = {key: pick.choice([1, 1, 2, 3]) for key in "pq"}
+        self.rates: dict[str, Numbers] = {key: pick.choice(SHORT_RATES) for key in "rs"}
+        for key, limit in self.pools.items():
+            self.ledger.add_pool(Pool(key, f"pool {key}", limit))
+        for key, numbers in self.rates.items():
+            self.ledger.add_meter(Meter(key, f"rate {key}", make(numbers)))
+        self.longest = pick.choice([0.3, 1.0, 2.0])
+        self.gate: Gate[int] = Gate(self.ledger, passes=2)
+        things = [*self.pools, *self.rates]
+        wanted = pick.sample(things, pick.choice([2, 2, 3, 4]))
+        if not set(wanted) & set(self.rates):
+            wanted.append(pick.choice(list(self.rates)))
+        asked = [[key] for key in things] + [pick.sample(things, 2)]
+        self.streams = [(self.gate.open_flow(flow, 8), self._wants(flow, keys)) for flow, keys in enumerate(asked)]
+        self.mine = self.gate.open_flow(99, 8)
+        self.wants = self._wants(99, wanted, pick.choice([1, 1, 2]))
+        self.running: list[tuple[float, int, Entry[int]]] = []
+        self.now, self.made, self.since, self.started = 0.0, 0, NEVER, NEVER
+
+    def _wants(self, flow: int, keys: list[str], units: int = 1) -> Wants[Lot[int]]:
+        permits = tuple((key, min(self.pools[key], units)) for key in keys if key in self.pools)
+        rates = tuple(key for key in keys if key in self.rates)
+        return self.ledger.look_up(Wants(flow, "tool", permits, (), rates=rates, max_wait=NEVER))
+
+    def took(self, decided: list[Entry[int]]) -> None:
+        for entry in decided:
+            assert entry.status == GRANTED
+            if entry.owner < 0:
+                self.started = self.now
+            if entry.wants.marked:
+                self.gate.begun(entry, self.now)
+            end = self.now + self.random.uniform(0.01, self.longest)
+            heappush(self.running, (end, entry.owner, entry))
+
+    def wait(self) -> float:
+        """How long the one call waits; NEVER: longer than anybody would look."""
+        gate = self.gate
+        while self.now < 300.0 and self.started == NEVER:
+            for flow, wants in self.streams:
+                while flow.parked_total + flow.behind < 3:
+                    self.took(gate.offer(flow, [(wants, self.made, self.now)], self.now))
+                    self.made += 1
+            if self.since == NEVER and self.now > 3.0:
+                self.since = self.now
+                self.took(gate.offer(self.mine, [(self.wants, -1, self.now)], self.now))
+            gate.validate()
+            self.now = max(self.now, min(self.running[0][0], gate.wake_at) if self.running else gate.wake_at)
+            while self.running and self.running[0][0] <= self.now:
+                self.took(gate.finish(heappop(self.running)[2], self.now))
+            if gate.wake_at <= self.now:
+                self.took(gate.tick(self.now))
+        return self.started - self.since
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_g6_s5_nobody_is_passed_for_ever_whatever_is_needed_together(part: int) -> None:
+    """G6, S5: of pools and rates that others keep busy without a pause a call gets several at once: after it was passed
+    so often that it goes first, it waits for each of them once, each time as long as one call or one period takes.
+    """
+    for seed in range(25 * part, 25 * part + 25):
+        streams = Streams(seed)
+        period = max(numbers[1] for numbers in streams.rates.values()) / MICRO
+        most = (2 + 4) * (streams.longest + period)  # 2 passes, 4 things
+        waited = streams.wait()
+        assert waited <= most, f"seed {seed}: waited {waited} s"
+
+
+def test_s5_a_start_is_hidden_from_those_who_came_later_and_given_back_with_the_claim() -> None:
+    """S5: who was passed and waits for a pool has one start of its rate put aside; when it is cancelled, others have
+    it at once.
+    """
+    ledger: Ledger[Lot[int]] = Ledger()
+    ledger.add_pool(Pool("p", "pool p", 1))
+    ledger.add_meter(Meter("r", "rate r", make((2, 10 * MICRO, None, 0))))
+    gate: Gate[int] = Gate(ledger, passes=1)
+    one, other, urgent = gate.open_flow(0, 4), gate.open_flow(1, 4), gate.open_flow(2, 4)
+    both = ledger.look_up(Wants(0, "both", (("p", 1),), max_wait=NEVER, rates=("r",)))
+    place = ledger.look_up(Wants(1, "place", (("p", 1),), max_wait=NEVER))
+    high = ledger.look_up(Wants(2, "high", (("p", 1),), max_wait=NEVER, priority=1))
+    start = ledger.look_up(Wants(1, "start", (), max_wait=NEVER, rates=("r",)))
+    asks = ledger.look_up(Wants(1, "asks", (), wait=False, rates=("r",)))
+    [begun] = gate.offer(other, [(start, 0, 0.0)], 0.0)
+    gate.begun(begun, 0.0)
+    gate.finish(begun, 0.0)
+    [first] = gate.offer(other, [(place, 1, 0.0)], 0.0)
+    assert gate.offer(one, [(both, 2, 0.0)], 0.0) == []
+    assert gate.offer(urgent, [(high, 3, 0.0)], 0.0) == []
+    [second] = gate.finish(first, 1.0)
+    (waiter,) = gate.parked_of(one)
+    assert second.owner == 3 and waiter.promoted  # it was passed once
+    gate.validate()
+    [refused] = gate.offer(other, [(asks, 4, 1.0)], 1.0)  # one start is left, and it is not for this one
+    assert (refused.rejection.code, refused.rejection.retry_after) == ("rate_limited", 9.0)
+    assert gate.offer(other, [(start, 5, 1.0)], 1.0) == []
+    gate.validate()
+    assert [entry.owner for entry in gate.cancel(waiter, 2.0) if entry.status == GRANTED] == [5]
+    gate.validate()
 
 
 def test_an_explained_wait_behind_two_rates() -> None:

@@ -17,6 +17,7 @@ from kit import Stage, codes, on_stage, run_virtual
 from towerman import Approved, BatchResult, Budget, Call, Denied, PolicyError, Tower
 from towerman.calls import Batch
 from towerman.clock import VirtualClock
+from towerman.testing import Rehearsal
 
 stage = pytest.fixture(on_stage)
 
@@ -849,3 +850,60 @@ def test_g1_g3_random_plans_that_are_cancelled_anywhere(seed: int, turns: int, h
     tower.validate()
     seen = tower.statistics()
     assert not (seen.running or seen.waiting or seen.behind or seen.orphans)
+
+
+def starts_of(tower: Tower, calls: list[Call], seconds: dict[str, float], beside: int = 0) -> list[int]:
+    """In which order the calls of a plan that take permits start, by their argument; `beside`: calls of another run."""
+    with Rehearsal(tower) as rehearsal:
+        for name, length in seconds.items():
+            rehearsal.script(name, seconds=length)
+
+        async def main() -> None:
+            async with tower.run() as mine, tower.run() as theirs, asyncio.TaskGroup() as group:
+                group.create_task(theirs.execute([Call("z", {"i": 0}) for _ in range(beside)]))
+                await asyncio.sleep(0.001)
+                assert (await mine.execute(Batch(calls=tuple(calls), plan=True))).ok
+
+        rehearsal.run(main())
+        started = [one for name in seconds if name not in ("free", "z") for one in rehearsal.of(name)]
+        return [int(str(one.arguments["i"])) for one in sorted(started, key=lambda one: one.started)]
+
+
+def plan_of(*chains: tuple[str, str, list[str], int]) -> list[Call]:
+    """Calls with their tools and needs, each with so many further ones behind it, which take nothing."""
+    calls: list[Call] = []
+    for id, tool, needs, length in chains:
+        calls.append(Call(tool, {"i": len(calls)}, id=id, needs=tuple(needs)))
+        for number in range(length):
+            before = f"{id}.{number - 1}" if number else id
+            calls.append(Call("free", {"i": len(calls)}, id=f"{id}.{number}", needs=(before,)))
+    return calls
+
+
+@pytest.mark.parametrize("beside", [0, 2])
+def test_s6_a_plan_keeps_its_order_where_others_wait_for_something_else(beside: int) -> None:
+    """S6: what is behind the longest remaining path goes first, whoever waits for what this plan does not touch."""
+    tower = Tower(pools={"q": 1, "z": 1}, max_wait=1e6)
+    for name, pools in (("q", ["q"]), ("z", ["z"]), ("free", [])):
+        tower.add_tool(number_of, name=name, pools=pools, independent=True)
+    calls = plan_of(("zero", "q", [], 0), ("short", "q", [], 0), ("long", "q", ["zero"], 9))
+    assert starts_of(tower, calls, {"q": 10.0, "z": 100.0, "free": 10.0}, beside) == [0, 2, 1]
+
+
+def test_s6_what_comes_later_and_is_less_urgent_does_not_pass_those_who_stand_behind_another() -> None:
+    """S6: those who stood behind one that moves on to what blocks it now go by urgency beside those who come then."""
+    tower = Tower(pools={"q": 1, "p": 1})
+    for name, pools in (("a", ["q"]), ("long", ["p"]), ("both", ["q", "p"]), ("c", ["q"]), ("free", [])):
+        tower.add_tool(number_of, name=name, pools=pools, independent=True)
+    calls = plan_of(
+        ("zero", "a", [], 40), ("long", "long", [], 39), ("one", "both", [], 30), ("two", "c", [], 8),
+        ("three", "c", [], 6), ("six", "c", ["zero"], 17), ("five", "c", ["zero"], 0),
+    )  # fmt: skip
+    ids = {call.arguments["i"]: call.id for call in calls}  # type: ignore[index, call-overload]  # as they were made
+    order = starts_of(tower, calls, {"a": 1.0, "long": 50.0, "both": 1.0, "c": 1.0, "free": 0.01})
+    assert [ids[number] for number in order] == ["zero", "long", "six", "two", "three", "five", "one"]
+
+
+async def number_of(i: int) -> str:
+    """Does nothing."""
+    return str(i)

@@ -191,7 +191,7 @@ class Elsewhere(Turns[OwnerT]):
             self._reject(entry, "circuit_open", now, fuse)
             return False, self._settle(now)
         blocker = self.ledger.blocker(wants)
-        if blocker is None and self._claimants and wants.loan is None:
+        if blocker is None and (self._claimants or self._paced) and wants.loan is None:
             blocker = self._hidden(wants, -rank[0], rank[1])
         clock = self._clock(entry, now)
         if line.backlog:

@@ -171,7 +171,10 @@ class Gate(Elsewhere[OwnerT]):
         """
         if urgency is not None:
             self._urgency = urgency
-            entry.flow.urgent = True
+            if not entry.flow.urgent:
+                entry.flow.urgent = True
+                for line in entry.flow.lines.values():
+                    self._lead(entry.flow, line, now)
         if ready:
             return self._finish_and_offer(entry, now, ready, urgency)
         if entry.status != GRANTED:
@@ -216,13 +219,13 @@ class Gate(Elsewhere[OwnerT]):
     ) -> list[Entry[OwnerT]]:
         """What an end makes ready may go before calls of the same run that were ready earlier: by urgency, not by age.
 
-        Where other runs wait, or claims hide something, what is given back is dealt out by rank first.
+        Where other runs wait for some of it, or claims hide something, what is given back is dealt out by rank first.
         """
         flow = entry.flow
         if urgency is None or entry.status != GRANTED or entry.loan is not None or entry.wants.loan is not None:
             return self.finish(entry, now) + self.offer(flow, ready, now)
         late: list[Offer[OwnerT]] = []
-        if self._parked > flow.parked_total or self._claimants or entry.orphan:
+        if self._claimants or entry.orphan or (self._parked > flow.parked_total and self._others_wait(entry)):
             decided = self.finish(entry, now)
             late.extend(ready)
         elif self._one_for_all(entry, ready, now):
@@ -257,6 +260,15 @@ class Gate(Elsewhere[OwnerT]):
         for one in late:
             self._place(flow, one, now)
         return decided + self._settle(now)
+
+    def _others_wait(self, entry: Entry[OwnerT]) -> bool:
+        """Do calls of other runs wait for some of what this one gives back?"""
+        lines = entry.flow.lines
+        for state in (*self.ledger.states(entry.wants), *entry.wants.meters):
+            lot = state.lot
+            if lot is not None and lot.count > sum(len(lines[bay].parked) for bay in lot.bays.values() if bay in lines):
+                return True
+        return False
 
     def _one_for_all(self, entry: Entry[OwnerT], ready: Sequence[Offer[OwnerT]], now: float) -> bool:
         """The usual case: all that is ready, and the one that is parked, want what this one gives back and nothing
@@ -491,9 +503,9 @@ class Gate(Elsewhere[OwnerT]):
                 if hopeless.label != entry.blocked_by[-1]:
                     entry.blocked_by = (*entry.blocked_by, hopeless.label)
                 self._reject(entry, "concurrency_limit", now)
-            elif entry.promoted and entry.line.bay.barred:
-                self._unclaim(entry)
             elif entry.promoted:
+                if entry.line.bay.barred:
+                    self._unclaim(entry)
                 self._claim(entry)
         self._suspects += [entry for entry in self._each_parked() if entry.wants.loan is not None]
         return self._settle(now)

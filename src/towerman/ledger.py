@@ -198,9 +198,14 @@ class Meter(State[LotT]):
         """It goes by that time from now on."""
         self._moment = moment
 
-    def free_at(self, priority: int) -> int:
-        """When a call of that priority may start by this rate, in microseconds."""
-        return self.pace.free_at(self._moment.us, high=priority > 0)
+    def free_at(self, priority: int, kept: int = 0) -> int:
+        """When a call of that priority may start by this rate, in microseconds; `kept`: so many starts are others'."""
+        return self.pace.free_at(self._moment.us, high=priority > 0, kept=kept)
+
+    @property
+    def instant(self) -> int:
+        """The present instant in microseconds."""
+        return self._moment.us
 
     def fits(self, need: int, priority: int, loan: Loan[LotT] | None = None) -> bool:
         """May one more start? A start cannot be lent."""

@@ -228,13 +228,15 @@ class Backlog(deque[Offer[OwnerT]]):
         rows: those behind who are no offers yet.
         kinds: one of each kind of those who have come here, whether it is still here or not.
         since: the instant until which all of them have had nothing but siblings before them.
+        ordered: they stand by urgency, and there are no rows.
     """
 
-    __slots__ = ("kinds", "rows", "since")
+    __slots__ = ("kinds", "ordered", "rows", "since")
 
     def __init__(self, offers: Iterable[Offer[OwnerT]] = (), since: float = -NEVER) -> None:
         super().__init__(offers)
         self.rows: list[Row[OwnerT]] = []
+        self.ordered = not self
         self.since = since
         self.kinds: dict[Kind, Wants[Lot[OwnerT]]] = {kind_of(one[0]): one[0] for one in self}
 
@@ -266,6 +268,7 @@ class Backlog(deque[Offer[OwnerT]]):
 
     def add(self, row: Row[OwnerT]) -> None:
         """The calls of a row come last."""
+        self.ordered = False
         self.rows.append(row)
         if not self:
             self.come_near()
@@ -337,6 +340,7 @@ class Line(Generic[OwnerT]):
             backlog.spread()
         backlog.note(one[0])
         backlog.append(one)
+        backlog.ordered = False
         return backlog
 
     def behind_in_row(self, row: Row[OwnerT]) -> None:
@@ -572,15 +576,17 @@ class Deadlines(Generic[OwnerT]):
             found.append(flow)
         return found
 
-    def alarm(self, meter: Meter[Lot[OwnerT]]) -> float:
-        """Somebody waits for a rate: look at it when it is free again; returns that instant."""
+    def alarm(self, meter: Meter[Lot[OwnerT]], free_of: Callable[[Bay[OwnerT]], int]) -> float:
+        """Somebody waits for a rate: look at it when it is free again; returns that instant.
+
+        Args:
+            meter: the rate.
+            free_of: when those who wait in a bay may start by it, in microseconds.
+        """
         lot = meter.lot
         if lot is None or not lot.count:
             return NEVER
-        free = min(
-            (meter.free_at(int(bay.need[1])) for bay in lot.bays.values() if bay.count and not bay.need[3]),
-            default=RATE_NEVER,
-        )
+        free = min((free_of(bay) for bay in lot.bays.values() if bay.count and not bay.need[3]), default=RATE_NEVER)
         if free < meter.alarm:
             meter.alarm = free
             self._number += 1

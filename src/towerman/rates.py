@@ -79,15 +79,20 @@ class Pace:
         self.pending = 0
         self.started = 0
 
-    def free_at(self, now: int, *, high: bool) -> int:
+    def free_at(self, now: int, *, high: bool, kept: int = 0) -> int:
         """The earliest instant, not before now, at which one more may start, by what is known now; `NEVER` while that
         depends on when others begin.
+
+        Args:
+            now: the present instant.
+            high: a call of a higher class, which may use the reserve.
+            kept: so many more starts are kept for others.
         """
-        return max(self._free_at(now, high=high), self._eased_at(now, high=high), self.until, now)
+        return max(self._free_at(now, high=high, kept=kept), self._eased_at(now, high=high), self.until, now)
 
     def free_in(self, now: int, *, high: bool) -> int:
         """How long it is at least until one more may start: that long if those that were let in begin now."""
-        instant = self._free_at(now, high=high)
+        instant = self._free_at(now, high=high, kept=0)
         if instant >= NEVER:
             instant = self._free_then(now, high=high)
         return max(instant, self._eased_at(now, high=high), self.until, now) - now
@@ -175,7 +180,7 @@ class Pace:
     def _use_up(self, until: int) -> None:
         """A pause ends at that instant: whatever may come together then is used up."""
 
-    def _free_at(self, now: int, *, high: bool) -> int:
+    def _free_at(self, now: int, *, high: bool, kept: int) -> int:
         """The same, whatever is paused."""
         return now
 
@@ -221,9 +226,9 @@ class Window(Pace):
         super().__init__(limit, period, None, reserve)
         self._starts: list[int] = []  # those that may still be in a window, earliest first
 
-    def _free_at(self, now: int, *, high: bool) -> int:
+    def _free_at(self, now: int, *, high: bool, kept: int) -> int:
         starts = self._starts
-        more = len(starts) + self.pending - (self.limit if high else self.limit - self.reserve)
+        more = len(starts) + self.pending - (self.limit if high else self.limit - self.reserve) + kept
         if more < 0:
             return now
         # Of the oldest so many and one must be out of the window first.
@@ -280,8 +285,8 @@ class Bucket(Pace):
         super().__init__(limit, period, burst, reserve)
         self._even = -NEVER * limit  # when what has begun would be used up, times the limit
 
-    def _free_at(self, now: int, *, high: bool) -> int:
-        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending
+    def _free_at(self, now: int, *, high: bool, kept: int) -> int:
+        room = (self.burst if high else self.burst - self.reserve) - 1 - self.pending - kept
         if room < 0:
             return NEVER
         return -((room * self.period - self._even) // self.limit)  # rounded up

@@ -84,6 +84,8 @@ class Turns(Waiting[OwnerT]):
         if by:
             self._deadlines.shift_alarms(by)
             self.wake_at = min(self.wake_at, self._deadlines.first())
+        if self._paced:
+            self._look_ahead()
         self._look_at_rates()
 
     def _look_at_rates(self) -> None:
@@ -111,7 +113,7 @@ class Turns(Waiting[OwnerT]):
                 self._shut_out(Entry(wants, owner, flow, now, REJECTED), fuse)
                 return None
         state = ledger.blocker(wants)
-        if state is None and self._claimants and wants.loan is None:
+        if state is None and (self._claimants or self._paced) and wants.loan is None:
             state = self._hidden(wants, wants.priority, NEVER)
         if state is None and flow.away and wants.wait:
             crowd = self._crowd(flow, wants)
@@ -126,7 +128,7 @@ class Turns(Waiting[OwnerT]):
         if hopeless is not None:
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "concurrency_limit", hopeless.label)
         elif isinstance(state, Meter) and (not wants.wait or self._in_vain(wants, state, clock, now)):
-            left = state.seconds_left(wants.priority)
+            left = self._seconds_left(state, wants.priority)
             self._refuse(Entry(wants, owner, flow, now, REJECTED), "rate_limited", state.label, left)
         elif wants.wait or flow.in_turn(state):
             line = self._line(flow, state, wants)
@@ -212,7 +214,7 @@ class Turns(Waiting[OwnerT]):
         backlog = line.backlog
         if backlog is None:
             backlog = line.backlog = Backlog()
-        backlog.spread()
+        self._put_in_order(backlog, urgency)
         mine = urgency(one[1])
         place, end = 0, len(backlog)
         while place < end:  # as bisect_right does it, less a call for each that is looked at
@@ -222,8 +224,27 @@ class Turns(Waiting[OwnerT]):
             else:
                 place = middle + 1
         backlog.insert(place, one)
-        if place:
+        if not place:
+            self._lead(flow, line, now)
+
+    @staticmethod
+    def _put_in_order(backlog: Backlog[OwnerT], urgency: Callable[[OwnerT], Urgency]) -> None:
+        """Those who came before their run went by urgency go by it, too."""
+        if not backlog.ordered:
+            backlog.spread()
+            ordered = sorted(backlog, key=lambda one: urgency(one[1]))
+            backlog.clear()
+            backlog.extend(ordered)
+            backlog.ordered = True
+
+    def _lead(self, flow: Flow[OwnerT], line: Line[OwnerT], now: float) -> None:
+        """The first of those who stand behind may be more urgent than one who is parked before them."""
+        backlog, urgency = line.backlog, self._urgency
+        if not backlog or urgency is None:
             return
+        self._put_in_order(backlog, urgency)
+        one = backlog[0]
+        mine = urgency(one[1])
         # Who waits for its own siblings only, as this one does, changes places with it: nothing but the order between
         # the two is at stake. So whoever is parked is no less urgent than those behind.
         late: Entry[OwnerT] | None = None
@@ -271,7 +292,7 @@ class Turns(Waiting[OwnerT]):
         if line.backlog:
             self._refills.append((flow, line, self._clock(entry, now)))
         state = line.bay.state
-        left = state.seconds_left(entry.wants.priority) if isinstance(state, Meter) else None
+        left = self._seconds_left(state, entry.wants.priority) if isinstance(state, Meter) else None
         self._leave(entry)
         if entry.there is not None:
             if code == "wait_timeout" and entry.there.unreached:
@@ -415,6 +436,8 @@ class Turns(Waiting[OwnerT]):
             if to is line:  # it is where it was
                 backlog.appendleft(one)
                 line.backlog = backlog
+                if flow.urgent:
+                    self._lead(flow, line, now)  # one that came meanwhile may be parked there
                 return
             if to is None:
                 continue
@@ -588,7 +611,7 @@ class Turns(Waiting[OwnerT]):
                 self._reject(entry, "circuit_open", now, fuse)
                 continue
             blocker = self.ledger.blocker(wants)
-            if blocker is None and self._claimants and wants.loan is None:
+            if blocker is None and (self._claimants or self._paced) and wants.loan is None:
                 blocker = self._hidden(wants, -klass, promotion)
             if blocker is None and flow.away and wants.wait and entry.there is None:
                 crowd = self._crowd(flow, wants)
@@ -628,7 +651,7 @@ class Turns(Waiting[OwnerT]):
         if meter.label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, meter.label)
         self._reject(entry, "rate_limited", now)
-        entry.rejection = Rejection("rate_limited", meter.label, meter.seconds_left(entry.wants.priority))
+        entry.rejection = Rejection("rate_limited", meter.label, self._seconds_left(meter, entry.wants.priority))
 
     def _move(self, entry: Entry[OwnerT], blocker: State[Lot[OwnerT]], now: float) -> None:
         """Something else is in its way now. It is passed: what it was parked for goes to others."""

@@ -12,6 +12,11 @@ from lower ranks, unless orphans alone would keep it waiting (that could last fo
 promotion alone: one order over the whole tower, or two claimants could wait for each other. Each 16 further passes
 raise a promoted waiter's class by one, so that lower classes get on.
 
+Of a rate a claimant hides one start, so that there is one when the rest is free. Whoever waits for a rate itself hides
+no place of a pool, which would stand empty for as long as the rate says; of its other rates it hides a start once the
+one that it waits for is no further away than a period of theirs, which is as long as a start takes to come back. So
+whoever was promoted moves at most once from each thing that is in its way to the next: it is not passed by turns.
+
 House rules. Each way in has its way out, and `validate()` adds everything up again. A line that has lost its last
 entry is swept at the end of the event, so that it can be used again within it.
 
@@ -46,6 +51,7 @@ from towerman.lots import (
     Offer,
     Rank,
 )
+from towerman.rates import MICRO
 
 OwnerT = TypeVar("OwnerT")
 
@@ -63,6 +69,7 @@ class Waiting(Generic[OwnerT]):
     """
 
     __slots__ = (
+        "_ahead",
         "_changed",
         "_claimants",
         "_closed",
@@ -74,6 +81,7 @@ class Waiting(Generic[OwnerT]):
         "_lenders",
         "_number",
         "_orphans",
+        "_paced",
         "_parked",
         "_passes",
         "_peak_parked",
@@ -101,6 +109,9 @@ class Waiting(Generic[OwnerT]):
         self._late = 0
         self._queued: dict[str, int] = {}
         self._claimants: list[Entry[OwnerT]] = []
+        # Promoted, and parked for one of several rates; and of which of the others they claim a start.
+        self._paced: list[Entry[OwnerT]] = []
+        self._ahead: dict[Entry[OwnerT], tuple[Meter[Lot[OwnerT]], ...]] = {}
         self._orphans: dict[Entry[OwnerT], None] = {}
         self._deadlines: Deadlines[OwnerT] = Deadlines()
         self._lenders: dict[Loan[Lot[OwnerT]], Entry[OwnerT]] = {}
@@ -150,8 +161,6 @@ class Waiting(Generic[OwnerT]):
         bay.count += 1
         entry.line = line
         line.parked[entry] = None
-        if isinstance(bay.state, Meter):
-            self._set_alarm(bay.state)
         label = ENGINE if bay.need[3] == UNREACHED else self.ledger.label(bay.state, entry.wants)
         if label not in entry.blocked_by:
             entry.blocked_by = (*entry.blocked_by, label)
@@ -165,6 +174,8 @@ class Waiting(Generic[OwnerT]):
         else:
             entry.passes -= bay.passes
             heappush(bay.heap, rank)
+        if isinstance(bay.state, Meter):
+            self._set_alarm(bay.state)
 
     def _unpark(self, entry: Entry[OwnerT]) -> None:
         """Out of its lot; its rank, if it stays in the heap, is stale from now on."""
@@ -261,9 +272,34 @@ class Waiting(Generic[OwnerT]):
 
     def _set_alarm(self, meter: Meter[Lot[OwnerT]]) -> None:
         """Whoever waits for this rate is woken by time."""
-        instant = self._deadlines.alarm(meter)
+        instant = self._deadlines.alarm(meter, self._free_of)
         if instant < self.wake_at:
             self.wake_at = instant
+
+    def _seconds_left(self, meter: Meter[Lot[OwnerT]], priority: int) -> float:
+        """How long it is at least until an unpromoted call of that priority may start by this rate: above 0 where it
+        may not now, if only since what there is is claimed by others.
+        """
+        left = meter.seconds_left(priority)
+        if left <= 0:
+            kept = self._kept(meter, priority, NEVER)
+            instant = meter.free_at(priority, kept) if kept else meter.instant
+            left = (min(instant, meter.instant + meter.pace.period) - meter.instant) / MICRO
+        return left
+
+    def _free_of(self, bay: Bay[OwnerT]) -> int:
+        """When those who wait in a bay of a rate may start by it, in microseconds, less what others claim."""
+        meter = bay.state
+        assert isinstance(meter, Meter)
+        high = int(bay.need[1])
+        if not (self._claimants or self._paced):
+            return meter.free_at(high)
+        assert meter.lot is not None
+        ranks = [rank for rank in meter.lot.promoted if rank[4].line.bay is bay]
+        head = bay.head()
+        if head is not None:
+            ranks.append(head)
+        return min(meter.free_at(high, self._kept(meter, -rank[0], rank[1])) for rank in ranks)
 
     def _watch_limit(self, flow: Flow[OwnerT]) -> None:
         if flow.limit != NEVER and not flow.timed:
@@ -318,14 +354,44 @@ class Waiting(Generic[OwnerT]):
 
     def _claim(self, entry: Entry[OwnerT]) -> None:
         """Hide what it needs from lower ranks, unless orphans bar its way."""
-        if not entry.line.bay.barred and entry not in self._claimants:
-            insort(self._claimants, entry, key=_promotion)
+        bay = entry.line.bay
+        if not bay.barred:
+            if entry not in self._claimants:
+                insort(self._claimants, entry, key=_promotion)
+        elif self._is_paced(entry) and entry not in self._paced:
+            insort(self._paced, entry, key=_promotion)
+            self._ahead[entry] = self._near(entry)
+
+    @staticmethod
+    def _is_paced(entry: Entry[OwnerT]) -> bool:
+        """Is it parked for one of several rates?"""
+        bay = entry.line.bay
+        return isinstance(bay.state, Meter) and not bay.need[3] and len(entry.wants.meters) > 1
+
+    @staticmethod
+    def _near(entry: Entry[OwnerT]) -> tuple[Meter[Lot[OwnerT]], ...]:
+        """The other rates of which it will need a start soon: what is hidden of them comes back in the meantime."""
+        meter = entry.line.bay.state
+        assert isinstance(meter, Meter)
+        left = meter.free_at(entry.wants.priority) - meter.instant
+        return tuple(one for one in entry.wants.meters if one is not meter and left <= one.pace.period)
+
+    def _look_ahead(self) -> None:
+        """Time has passed: what waiters for several rates claim is looked at anew."""
+        for entry in self._paced:
+            before, now = self._ahead[entry], self._near(entry)
+            if before != now:
+                self._ahead[entry] = now
+                self._changed += [meter for meter in before if meter not in now and meter.lot is not None]
 
     def _unclaim(self, entry: Entry[OwnerT]) -> None:
         """Its claims are lifted: what they hid can be had by others."""
-        if entry in self._claimants:
-            self._claimants.remove(entry)
-            self._changed += [state for state in self.ledger.states(entry.wants) if state.lot is not None]
+        for claims in (self._claimants, self._paced):
+            if entry in claims:
+                claims.remove(entry)
+                self._ahead.pop(entry, None)
+                states = (*self.ledger.states(entry.wants), *entry.wants.meters)
+                self._changed += [state for state in states if state.lot is not None]
 
     def _hidden(self, wants: Wants[Lot[OwnerT]], klass: int, promotion: float) -> State[Lot[OwnerT]] | None:
         """What is free by count but claimed by a waiter of better rank.
@@ -351,7 +417,22 @@ class Waiting(Generic[OwnerT]):
             for key, mode in wants.holds:
                 if any(key == that and not COMPATIBLE[mode][more] for that, more in other.holds):
                     return self.ledger.node_for(key)
+        for meter in wants.meters:
+            kept = self._kept(meter, klass, promotion) if meter.enforced else 0
+            if kept and meter.free_at(wants.priority, kept) > meter.instant:
+                return meter
         return None
+
+    def _kept(self, meter: Meter[Lot[OwnerT]], klass: int, promotion: float) -> int:
+        """Starts of a rate that waiters of better rank claim."""
+        kept = 0
+        for one in (*self._claimants, *self._paced):
+            rank, other = one.rank, one.wants
+            assert rank is not None
+            if rank[1] >= promotion or (promotion == NEVER and -rank[0] < klass) or meter not in other.meters:
+                continue
+            kept += meter in self._ahead.get(one, other.meters)
+        return kept
 
     # ------------------------------------------------------------------ looking in
 
@@ -538,9 +619,12 @@ class Waiting(Generic[OwnerT]):
             here: Wants[Lot[OwnerT]] = Wants(0, "", (), (), priority=entry.wants.priority)
             here.pools = tuple(one for one in entry.wants.pools if one[0] is bay.state)
             here.holds = tuple(hold for hold in entry.wants.holds if hold[0] == bay.state.key)
+            here.meters = tuple(meter for meter in entry.wants.meters if meter is bay.state)
             assert self._hidden(here, -rank[0], rank[1]) is bay.state, f"{entry} waits in a wrong lot"
         claims = entry in self._claimants
         assert claims == (entry.promoted and not bay.barred), f"{entry} claims, or does not"
+        paced = entry.promoted and self._is_paced(entry)
+        assert paced == (entry in self._paced), f"{entry} claims a start, or does not"
 
     def __repr__(self) -> str:
         figures = ", ".join(f"{name}={count}" for name, count in self.statistics().items())
