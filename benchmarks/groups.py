@@ -335,14 +335,14 @@ PLANS = (
     Plan("the same, chunks of 10", "lent", 10, 1.0, 5.0),
 )
 
-LONG = World(mean=20.0, shift=120.0)
+LONG = World(mean=20.0, shift=120.0, load=1.2)
 
 WORLDS = (
     ("calls of 1 s, load 0.6", World(load=0.6)),
     ("calls of 1 s, load 0.9", World()),
     ("calls of 1 s, load 1.2", World(load=1.2)),
-    ("calls of 20 s, load 0.9, a hot group is cut off for 60 s", replace(LONG, cut=(120.0, 180.0))),
-    ("calls of 20 s, load 0.9, the root forgets", replace(LONG, forget=150.0)),
+    ("calls of 20 s, load 1.2, a hot group is cut off for 60 s", replace(LONG, cut=(120.0, 180.0))),
+    ("calls of 20 s, load 1.2, the root forgets", replace(LONG, forget=150.0)),
 )
 
 

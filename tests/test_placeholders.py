@@ -284,6 +284,48 @@ def test_r41_fine_points(tool: str, argument: str, value: str, beside: tuple[str
     assert bool(found(tool, {argument: value}, {argument: {}}, beside)) is is_one
 
 
+SAID = """
+The result of the previous call was wrong
+The output of the first call is empty
+The response of the last call had no rows
+Output of step 2 should be reviewed by Anna
+Result of the first step looks fine
+The content returned by the first call was cut
+Response from step 1 took 3 seconds
+The result of step 3 must be signed
+Result of call 1 is 42
+The report from the previous step needs work
+Details of the first call were lost
+The message from the last call has a typo
+#E1 is the room
+#E1 and #E2 are both free today
+"""
+NAMED = """
+The result of the previous call
+the output of the first call
+Output of step 2
+The content returned by the first call
+Response from step 1
+The report from the previous step
+Details of the first call
+#E1
+#E1 and #E2
+Ask for #E1
+"""
+
+
+@pytest.mark.parametrize(("tool", "argument"), [("add_note", "note"), ("send_message", "text"), ("update", "comment")])
+def test_r41_what_is_said_of_a_result_is_no_name_of_one(tool: str, argument: str) -> None:
+    """R-41: a sentence about a result is prose, by the word that says something; the same without it stands for one.
+    In an identifier it is of no use either way.
+    """
+    for text in SAID.strip().splitlines():
+        assert not found(tool, {argument: text}, {argument: {}}, ()), text
+        assert text[0] == "#" or found("pay", {"order_id": text}, {"order_id": {}}, ()), text
+    for text in NAMED.strip().splitlines():
+        assert found(tool, {argument: text}, {argument: {}}, ()), text
+
+
 # ==================================================================== the first look, and texts of any kind
 
 NAMES = ["id", "order_id", "path", "url", "body", "query", "code", "template", "amount", "city", "date", "user", "to"]

@@ -30,6 +30,7 @@ from towerman.placeholders.reading import (
     is_nothing,
     is_numbered_path,
     is_reference_object,
+    is_said,
     is_tag,
     is_variable,
     names_done,
@@ -423,7 +424,7 @@ def _reference(whole: str, words: list[str], spot: Spot, others: Others, index: 
         return None
     if role == "text":  # prose speaks of results by right: only what says nothing else is no prose
         return _source(words, whole, others, index) if _says_nothing_else(whole, words, spot) else None
-    if " " in whole and "/" not in whole:
+    if " " in whole and "/" not in whole and (role in STRICT or not is_said(words)):
         found = others.named_in(words, index)
         if found is not None and {"from", "of", "by", "result", "output", "returned"}.intersection(words):
             return found
@@ -459,7 +460,7 @@ _GIVES: Final = RESULTS | {"id", "data", "value"}
 
 def _says_nothing_else(whole: str, words: Sequence[str], spot: Spot) -> bool:
     """`output of step 2`, `The content returned by the first call`, in place of the content."""
-    if len(words) > 9 or not all(char.isalnum() or char in " _'-" for char in whole):
+    if len(words) > 9 or is_said(words) or not all(char.isalnum() or char in " _'-" for char in whole):
         return False
     if words[0] in ("insert", "enter", "put", "your") and words[-1] == "here":
         return True
@@ -658,6 +659,8 @@ def _part_is(gap: Gap, text: str, spot: Spot, others: Others, index: int) -> boo
     if style == "mark":
         if role == "text" and patterns.NUMBERED_SIGN.search(text, 0, MOST_READ) is not None:
             return False  # a text that speaks of numbers by this sign
+        if role in ("text", "query") and text.lstrip()[:1] == "#" and is_said(words_of(text[:80])[:6]):
+            return False  # the sign is a name of which something is said: `#E1 is the room`
         before = words_of(text[max(0, gap.start - 20) : gap.start])
         return role != "label" and _COLORS.isdisjoint(spot.own) and _NUMBERS_OF.isdisjoint(before[-1:])
     if style == "name":

@@ -13,6 +13,7 @@ Not here: whether a gap is wrong where it stands (judging).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 from towerman.placeholders import patterns
@@ -25,11 +26,13 @@ from towerman.placeholders.words import (
     MOST,
     NUMBERED,
     RESULTS,
+    SAID,
     STEPS,
     STRUCTURE,
     TAGS,
     VARIABLES,
     VERBS,
+    WHICH,
     words_of,
 )
 
@@ -293,6 +296,13 @@ def speaks_of_result(words: Sequence[str], *, plainly: bool = False) -> bool:
 
 _JOINS: Final = frozenset({"of", "from", "by", "in", "for"})
 _CALLED: Final = frozenset({"call", "tool", "step", "result", "output", "response", "action", "task"})
+
+
+def is_said(words: Sequence[str]) -> bool:
+    """Is it a sentence, in which something is said of a result (`The result of step 2 was wrong`), and no name of one
+    (`the result of the call that was made first`)?
+    """
+    return any(word in SAID and before not in WHICH for before, word in pairwise(words))
 
 
 def names_done(words: Sequence[str]) -> bool:

@@ -172,3 +172,14 @@ ENTITIES: Final = _set(
     "file document url path recipient date origin destination"
 )
 """Arguments whose own name is no value of theirs."""
+
+SAID: Final = _set(
+    "is are was were am be has have had must should will would shall can cannot could may might does do did isn aren "
+    "wasn weren hasn haven hadn doesn don didn won wouldn shouldn couldn looks looked seems seemed appears appeared "
+    "needs needed lacks lacked shows showed says said contains contained takes took fails failed works worked means "
+    "meant ended ends broke breaks arrived arrives came comes went goes differs differed changed changes"
+)
+"""Words with which something is said of what stands before them: a text with one is a sentence, not a name for it."""
+
+WHICH: Final = _set("that which who whose where as if when")
+"""Words behind which nothing is said of the whole, only of what it is."""
