@@ -8,6 +8,7 @@
 #   make soak       a million calls of every kind from three loops while limits change   (ARGS="--calls 20000" for fewer)
 #   make bench      the benchmark table
 #   make bench-engines  claims on a real server beside a bare PING
+#   make groups     a limit over many groups, in chunks: the simulation of docs/many-groups.md
 #   make docs       the documentation, in site/
 #   make guarantees which test holds which promise, listed anew in docs/guarantees.md
 #   make pictures   the pictures of the documentation, drawn anew
@@ -22,7 +23,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check coverage stress soak bench bench-engines docs guarantees pictures build clean python run dev bench-tools
+.PHONY: help demo test check coverage stress soak bench bench-engines groups docs guarantees pictures build clean python run dev bench-tools
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -67,6 +68,9 @@ soak: dev
 
 bench: bench-tools
 	$(BIN)/python -m benchmarks $(ARGS)
+
+groups: dev
+	$(BIN)/python -m benchmarks.groups $(ARGS)
 
 bench-engines: dev
 	$(BIN)/python -m benchmarks.engines $(ARGS)
