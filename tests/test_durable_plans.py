@@ -378,6 +378,54 @@ def test_a_plan_that_cannot_be_written_down_starts_nothing_that_may_change_somet
     assert again.ok
 
 
+def test_r43_what_is_known_is_answered_while_nothing_can_be_written(stage: Stage, tmp_path: Path) -> None:
+    """R-43, S14: a full disk starts nothing, but finished and unknown steps are told from what is there."""
+    tower = maker(stage, tmp_path / "j.db")
+    assert tower.journal is not None
+    plan = [
+        Call("write", {"n": 1}, "a"),
+        Call("stay", {}, "b"),
+        Call("write", {"n": 2}, "c", needs=("a",)),
+        Call("late", {}, "d", needs=("c",)),
+    ]
+    ready = False
+
+    @tower.tool(independent=True, timeout=3)
+    async def stay() -> str:
+        await asyncio.sleep(1 if ready else 100)
+        return "stayed"
+
+    @tower.tool(independent=True)
+    async def late() -> str:
+        await asyncio.sleep(1 if ready else 100)
+        return "late"
+
+    async def first() -> BatchResult:
+        async with tower.run("r", deadline=2.5) as run:
+            return await run.execute(plan, plan=True, batch_id="plan")
+
+    before = stage.run(first())
+    assert [result.applied for result in before] == ["yes", "unknown", "yes", "unknown"]
+    real = tower.journal.begin_batch
+
+    def full(*_: Any, **__: Any) -> Any:
+        from concurrent.futures import Future
+
+        other: Future[Any] = Future()
+        other.set_exception(JournalUnavailable("full", "the disk is full"))
+        return other
+
+    tower.journal.begin_batch = full  # type: ignore[method-assign]  # what a full disk does
+    again = stage.run(hand_in(tower, plan))
+    assert [result.replayed for result in again] == [True, True, True, True]
+    assert [result.content for result in again][::2] == ["wrote 1", "wrote 2"]
+    assert [result.applied for result in again] == [result.applied for result in before]
+    new = stage.run(hand_in(tower, [Call("write", {"n": 4}, "a")], "new"))
+    assert codes(new) == ["journal_unavailable"]
+    tower.journal.begin_batch = real  # type: ignore[method-assign]
+    assert stage.started["write"] == 2
+
+
 def test_what_ended_in_error_is_told_again_and_the_rest_goes_on(stage: Stage, tmp_path: Path) -> None:
     """R-43: an answer is an answer; what did not start is tried again, and if_failed holds as it did."""
     tower = maker(stage, tmp_path / "j.db")

@@ -148,14 +148,18 @@ class Filing(Keeping):
             found or claimed or work.gated or name
         ):  # an approval may go into the queue with a call
             return
+        unwritten: JournalUnavailable | None = None
         try:
             if core.journal_key is None:
                 secret = core.policy.secret
                 raw = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
                 core.journal_key = await self._asked(journal.open(raw))
             key = core.journal_key
-            if name and not await self._take_over(work, key, name):
-                return
+            try:
+                if name and not await self._take_over(work, key, name):
+                    return
+            except JournalUnavailable as trouble:  # what is there may be read all the same
+                unwritten = trouble
             for index, one in found.items():
                 tool = work.tools[index]
                 assert tool is not None
@@ -183,6 +187,9 @@ class Filing(Keeping):
                 told = verdict(record, filed.digest, harmless=want.of.policy.repeatable)
                 filed.before = told == "run" and record.state in ("open", "unknown")
                 self._act(work, index, want.of, told, record)
+        if unwritten is not None and not intake.over(work):
+            claims = work.deferral.claims if work.deferral is not None else ()
+            self._all_unavailable(work, [*found, *claims], unwritten)
 
     async def _identities(self, work: Work) -> dict[int, Identity]:
         """By index, what those calls are found again by that have something; the others are marked as new."""
