@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from towerman.cli.engine import dev_server, engine_app
 from towerman.cli.inbox import approvals_app
 from towerman.cli.journal import journal_app
 from towerman.cli.queue import add_commands
@@ -50,7 +51,11 @@ app = typer.Typer(
 
 app.add_typer(journal_app)
 app.add_typer(approvals_app)
+app.add_typer(engine_app)
 add_commands(app)
+app.command("dev-server", epilog="Exit code 0: it was ended. 1: it has ended by itself. 2: it cannot be run.")(
+    dev_server
+)
 add_simulate(app)
 
 _EXIT_CODES = (
