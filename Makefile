@@ -6,6 +6,7 @@
 #   make coverage   the tests with branch coverage
 #   make stress     the long tier: long random stress, explorer, deep properties
 #   make soak       a million calls of every kind from three loops while limits change   (ARGS="--calls 20000" for fewer)
+#   make chaos      ten minutes of replicas that are killed and stopped while they share an engine   (ARGS="--seconds 60 --seed 7")
 #   make bench      the benchmark table
 #   make bench-engines  claims on a real server beside a bare PING
 #   make groups     a limit over many groups, in chunks: the simulation of docs/many-groups.md
@@ -23,7 +24,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check coverage stress soak bench bench-engines groups docs guarantees pictures build clean python run dev bench-tools
+.PHONY: help demo test check coverage stress soak chaos bench bench-engines groups docs guarantees pictures build clean python run dev bench-tools
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -65,6 +66,9 @@ stress: dev
 
 soak: dev
 	$(BIN)/python tests/soak.py $(ARGS)
+
+chaos: dev
+	$(BIN)/python tests/chaos.py $(ARGS)
 
 bench: bench-tools
 	$(BIN)/python -m benchmarks $(ARGS)
