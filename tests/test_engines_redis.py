@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_kit import Direct, ask, named_values
+from engine_kit import Direct, ask, named_values, plain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import PATIENCE, Server, free_port
@@ -27,6 +27,7 @@ from towerman.clock import RealClock
 from towerman.engines import line as line_room
 from towerman.engines import redis as redis_room
 from towerman.engines.library import keys_of, library, named
+from towerman.engines.line import Known
 from towerman.engines.redis import RedisLedger
 from towerman.engines.words import Breaker, EngineUnavailable, Grant, Limits, Pool, Rate, Refusal, Wanted
 from towerman.errors import PolicyError
@@ -914,6 +915,122 @@ def test_a_client_clock_an_hour_off_changes_nothing(server: Server, off: float) 
         await wrong.aclose()
 
     go(main())
+
+
+@pytest.mark.parametrize("off", [3_600.0, -3_600.0, 0.0])
+def test_r139_how_far_the_clocks_are_apart_is_told(server: Server, monkeypatch: pytest.MonkeyPatch, off: float) -> None:
+    """Issue 6, 6: the offset between the server's clock and this machine's is a metric; claims and beats tell it."""
+    for room in ("line", "heart"):
+        monkeypatch.setattr(f"towerman.engines.{room}.wall_time", lambda: time.time() + off)
+
+    async def main() -> None:
+        async with ledgers(1, server.url, lease=0.6) as (ledger,):
+            assert ledger.statistics()["offset_us"] == 0, "nothing is known yet"
+            grant = await granted(ledger)
+            while ledger.statistics()["beats"] < 2:
+                await asyncio.sleep(0.02)
+            assert abs(ledger.statistics()["offset_us"] / MICRO + off) < 1.0
+            await ledger.release(grant)
+
+    go(main())
+
+
+def test_a_quick_answer_tells_the_offset_better_than_a_slow_one() -> None:
+    """An answer tells the offset to within half of its time, and an old one is not believed for ever."""
+    known = Known(LEASE)
+    head = [str(100 * MICRO), 7, 0, 3]
+    known.heard(head, 89.0, 91.0)
+    assert (known.epoch, known.reaped, known.offset) == (7, 3, 10 * MICRO)
+    known.heard(head, 60.0, 100.0)
+    assert known.offset == 10 * MICRO, "that one was on its way for long"
+    known.heard(head, 79.5, 80.5)
+    assert known.offset == 20 * MICRO
+    known.heard(head, 75.0, 65.0)
+    assert known.offset == 20 * MICRO, "this machine's clock was set meanwhile"
+    for _ in range(40):
+        known.heard(head, 68.0, 72.0)
+    assert known.offset == 30 * MICRO, "the clocks may have been set since"
+
+
+def test_p49_what_ran_out_is_counted(server: Server) -> None:
+    """Issue 6, 6: whoever asks next hears how many leases of the group ran out; what was given back is none of them,
+    and neither is a waiter that died.
+    """
+    holder = Holder(server.url, lease=0.6)
+    try:
+        assert holder.says().startswith("granted")
+        waiter = Holder(server.url, lease=0.6, wait=30)
+        assert waiter.says() == "waits"
+        waiter.end()
+    finally:
+        holder.end()
+
+    async def main() -> None:
+        async with ledgers(1, server.url) as (ledger,):
+            for _ in range(2):
+                grant = await granted(ledger, wait=5)
+                assert ledger.statistics()["reaped"] == 1
+                await ledger.release(grant)
+
+    go(main())
+
+
+# ==================================================================== whoever only looks in
+
+
+def looked(client: Any, *questions: Any, group: str = "default") -> list[Any]:
+    """What the function for those who only look says: now, the group, answers."""
+    now, *answers = client.fcall(library().look, len(keys_of(group)), *keys_of(group), json.dumps(questions))
+    return [int(now[0]), named_values(plain(now[1])), *map(plain, answers)]
+
+
+def everything(client: Any) -> dict[bytes, bytes]:
+    """All that a server holds."""
+    return {key: client.dump(key) for key in client.keys("*")}
+
+
+def test_whoever_looks_leaves_nothing_behind(server: Server) -> None:
+    """Issue 6, 6: no group is made, nothing is reaped, and no epoch rises because somebody looked."""
+    with redis.Redis.from_url(server.url) as client:
+        direct = Direct(client, "default", timed=False)
+        assert looked(client, ["records", 0, 10], ["states", "0", 10], ["record", "none"])[1:] == [
+            {},
+            ["0"],
+            ["0"],
+            ["none", [], ""],
+        ]
+        assert client.keys("*") == []
+        assert direct.one("claim", "short", 1, ask([["P", 1, 2, 0]]), 0)[0] == 1  # over a microsecond later
+        assert direct.act(
+            ["claim", "long", LEASE, ask([["P", 1, 2, 0]]), 0], ["claim", "w", LEASE, ask([["P", 2, 2, 0]]), LEASE]
+        )
+        before = everything(client)
+        now, group, records, states = looked(client, ["records", 0, 10], ["states", 0, 10])
+        assert everything(client) == before
+        assert group["layout"] == "1" and now >= int(group["last"])
+        assert {row[0] for row in records[1:]} == {"long", "w"}
+        (waiter,) = [named_values(row[1]) for row in records[1:] if row[0] == "w"]
+        assert waiter["k"] == "w" and waiter["f"] == "pP" and int(waiter["j"]) <= now
+        assert {row[0] for row in states[1:]} == {"#", "pP"}
+
+
+def test_a_page_has_an_end(server: Server) -> None:
+    """Every call of the server is bounded: many records are told some at a time, each at least once."""
+    client = redis.Redis.from_url(server.url)
+    direct = Direct(client, "default", timed=False)
+    for first in range(0, 3_000, 100):
+        direct.act(*[["claim", f"i{first + one}", LEASE, ask([["P", 1, 9_999, 0]]), 0] for one in range(100)])
+    seen: list[str] = []
+    cursor, pages = "0", 0
+    while True:
+        (page,) = looked(client, ["records", cursor, 10_000])[2:]
+        cursor, pages = page[0], pages + 1
+        assert len(page) - 1 < 1_000, "a cursor may tell somewhat more than was asked"
+        seen += [row[0] for row in page[1:]]
+        if cursor == "0":
+            break
+    client.close()
+    assert pages > 3 and set(seen) == {f"i{number}" for number in range(3_000)}
 
 
 def test_another_secret_is_refused(server: Server) -> None:

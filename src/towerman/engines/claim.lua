@@ -24,6 +24,7 @@ local REAPED = 128 -- leases that are reaped in one call
 local SWEPT = 4 -- states out of use that are looked at in one call
 local FORGOTTEN = 16 -- starts out of use that are forgotten at a time
 local CLAIMANTS = 16 -- promoted waiters at a time
+local PAGE = 500 -- records or states that are told in one call
 
 local NEVER = 4503599627370496 -- 2^52
 local LAST = 2 * NEVER -- numbers are exact up to there; what would be later is as late as that
@@ -145,17 +146,25 @@ local function raise_epoch(seen)
   meta.born = now
 end
 
--- `seen`: the highest epoch that the asker knows of, or 0; `lease`: how long its leases last.
-local function open(keys, seen, lease)
+local function begin_call(keys)
   K, floor, format = keys, math.floor, string.format
   cells, changed, rings, ringed, records, written, ends, ended = {}, {}, {}, {}, {}, {}, {}, {}
   freed, first_freed, is_freed, hints, tries, more = {}, 1, {}, {}, TRIES, 0
   wall = server_micros()
+end
+
+local function read_meta()
   local raw = redis.call('HGET', K[STATE], '#')
   meta = raw and cmsgpack.unpack(raw)
   if meta and meta.layout ~= LAYOUT then
     error({ err = 'TOWERMAN_LAYOUT the data of this group have layout ' .. tostring(meta.layout) })
   end
+end
+
+-- `seen`: the highest epoch that the asker knows of, or 0; `lease`: how long its leases last.
+local function open(keys, seen, lease)
+  begin_call(keys)
+  read_meta()
   local count = redis.call('HLEN', K[LEASE])
   if not meta or meta.records ~= count or redis.call('ZCARD', K[ENDS]) < count then
     -- Nothing is here yet, or a part of it is gone (evicted, deleted): what is left of it would count for ever.
@@ -165,7 +174,7 @@ local function open(keys, seen, lease)
     meta = {
       layout = LAYOUT, run = server_run(), epoch = before and before.epoch or 0, count = 0, born = now,
       ahead = now - wall, last = now, quiet = 0, longest = before and before.longest or 0, ticket = 0, promoted = 0,
-      waiting = 0, records = 0, key = before and before.key,
+      waiting = 0, records = 0, key = before and before.key, reaped = before and before.reaped or 0,
     }
     raise_epoch(seen)
     meta.longest = math.max(meta.longest, lease)
@@ -1011,7 +1020,8 @@ local function budget_refusal(ask)
 end
 
 -- ------------------------------------------------------------------ taking and giving
--- A record is { k = kind, ... }: h held, o offered, w waiting, x refused while it waited, s a share.
+-- A record is { k = kind, ... }: h held, o offered, w waiting, x refused while it waited, s a share. Since when: j it waits,
+-- l it has what it has.
 
 local function take(r)
   for _, one in ipairs(r.p) do
@@ -1054,7 +1064,7 @@ local function take(r)
   if meta.count >= FENCES then
     meta.epoch, meta.count = meta.epoch + 1, 1
   end
-  r.g, r.o, r.e, r.n = 0, 0, meta.epoch, meta.count
+  r.g, r.o, r.e, r.n, r.l = 0, 0, meta.epoch, meta.count, now
 end
 
 local function orphan(r, step)
@@ -1365,6 +1375,7 @@ local function reap(id)
     wait_again(id, r)
   else
     if r.k == 'h' then
+      meta.reaped = (meta.reaped or 0) + 1
       if r.g == 0 then -- whether it began nobody knows; if it did, it was not later than now
         begin(r)
       end
@@ -1582,7 +1593,7 @@ function ops.claim(op)
   meta.ticket = meta.ticket + 1
   local r = {
     k = 'h', a = ask, p = ask.p, h = ask.h, d = op[6] or 0, w = op[7] or '', i = meta.ticket, u = 0, v = 0,
-    q = 0, z = 0, o = 0,
+    q = 0, z = 0, o = 0, j = now,
   }
   if field then
     meta.waiting = meta.waiting + 1
@@ -1599,7 +1610,7 @@ function ops.claim(op)
   expires(id, now + op[3])
   count_passes(ask, rank(r))
   -- Of what it asked, only what is needed to give it back.
-  put_record(id, { k = 'h', p = r.p, h = r.h, m = r.m, b = r.b, s = r.s, g = r.g, o = r.o, e = r.e, n = r.n })
+  put_record(id, { k = 'h', p = r.p, h = r.h, m = r.m, b = r.b, s = r.s, g = r.g, o = r.o, e = r.e, n = r.n, l = r.l })
   return { 1, r.e, r.n }
 end
 
@@ -1642,7 +1653,7 @@ function ops.confirm(op)
     return { -1 }
   end
   if r.k == 'o' then
-    put_record(id, { k = 'h', p = r.p, h = r.h, m = r.m, b = r.b, s = r.s, g = r.g, o = r.o, e = r.e, n = r.n })
+    put_record(id, { k = 'h', p = r.p, h = r.h, m = r.m, b = r.b, s = r.s, g = r.g, o = r.o, e = r.e, n = r.n, l = r.l })
     expires(id, now + op[3])
   end
   return { 1, r.e, r.n }
@@ -1807,7 +1818,7 @@ local function reserve(op, before, closed, is_whole)
         end
       else
         reserve_units(keys, some, 1)
-        put_record(one[1], { k = 's', c = keys, q = one[2], t = 1, w = {}, x = {} })
+        put_record(one[1], { k = 's', c = keys, q = one[2], t = 1, w = {}, x = {}, l = now })
         expires(one[1], now + op[3])
       end
     end
@@ -1971,23 +1982,65 @@ function ops.look(op)
 end
 
 -- Arguments: the list of what is asked, as JSON; the highest epoch that the asker has seen; its lease. Answers
--- { now, epoch, more }, then one answer for each question.
+-- { now, epoch, more, leases that have run out so far }, then one answer for each question.
 local function act(keys, args)
   open(keys, tonumber(args[2]), tonumber(args[3]))
   local asked = cjson.decode(args[1])
   reap_all()
   pump()
-  local answers = { { format('%.0f', now), meta.epoch, 0 } }
+  local answers = { { format('%.0f', now), meta.epoch, 0, 0 } }
   for place, op in ipairs(asked) do
     answers[place + 1] = ops[op[1]](op)
     pump()
   end
   sweep()
   save()
-  answers[1][3] = more
+  answers[1][3], answers[1][4] = more, meta.reaped or 0
+  return answers
+end
+
+-- ------------------------------------------------------------------ for whoever only looks in
+
+-- A page of a hash by its cursor: { next cursor, { field, value told, when its time is over or '' }, ... }.
+local function page(key, cursor, most, timed)
+  local found = redis.call('HSCAN', key, cursor, 'COUNT', math.min(most, PAGE))
+  local rows = { found[1] }
+  for place = 1, #found[2], 2 do
+    local field = found[2][place]
+    local instant = timed and end_of(field)
+    rows[#rows + 1] = { field, shown(cmsgpack.unpack(found[2][place + 1])), instant and format('%.0f', instant) or '' }
+  end
+  return rows
+end
+
+-- { 'records', cursor, most }, { 'states', cursor, most }, { 'record', id }
+local views = {
+  records = function(op)
+    return page(K[LEASE], op[2], op[3], true)
+  end,
+  states = function(op)
+    return page(K[STATE], op[2], op[3], false)
+  end,
+  record = function(op)
+    local instant = end_of(op[2])
+    return { op[2], shown(record(op[2]) or {}), instant and format('%.0f', instant) or '' }
+  end,
+}
+
+-- It writes nothing, not even that somebody was there: also on a replica, and when the server has no memory left. What
+-- has expired and was not reaped yet is told as it stands. Answers { now, the group itself }, then one for each question.
+local function look(keys, args)
+  begin_call(keys)
+  read_meta()
+  now = meta and math.max(wall + meta.ahead, meta.last) or wall
+  local answers = { { format('%.0f', now), shown(meta or {}) } }
+  for place, op in ipairs(cjson.decode(args[1])) do
+    answers[place + 1] = views[op[1]](op)
+  end
   return answers
 end
 
 redis.register_function('towerman_0_act', act)
 -- The same for those who only give back: also when the server has no memory left.
 redis.register_function({ function_name = 'towerman_0_give', callback = act, flags = { 'allow-oom' } })
+redis.register_function({ function_name = 'towerman_0_look', callback = look, flags = { 'no-writes', 'allow-stale' } })

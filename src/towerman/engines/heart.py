@@ -19,6 +19,7 @@ import json
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from towerman.clock import wall_time
 from towerman.engines.library import keys_of, library
 from towerman.engines.line import Known, is_missing, options
 from towerman.engines.words import MICROS, Grant
@@ -164,8 +165,9 @@ class Heart:
         text = json.dumps([["renew", round(self._lease * MICROS), ids]])
         self._connect()
         sent = self._clock.now()
+        wall = wall_time()
         head, lost = self._call(text)
-        self._known.epoch = max(self._known.epoch, head[1])
+        self._known.heard(head, wall, wall_time())
         self.beats += 1
         with self._wake:
             gone = {ids[place - 1] for place in lost}

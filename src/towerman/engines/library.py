@@ -42,6 +42,11 @@ class Library(NamedTuple):
         """The same for those who only give back: also when the server has no memory left."""
         return f"{self.name}_give"
 
+    @property
+    def look(self) -> str:
+        """The function for whoever only looks in: it writes nothing."""
+        return f"{self.name}_look"
+
 
 @cache
 def library() -> Library:

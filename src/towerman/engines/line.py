@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from towerman.clock import wall_time
 from towerman.engines.library import keys_of, library
-from towerman.engines.words import EngineUnavailable
+from towerman.engines.words import MICROS, EngineUnavailable
 from towerman.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ PAUSE: Final = 0.05
 """Seconds between two attempts of what must arrive, at first."""
 
 LONGEST_PAUSE: Final = 1.0
+
+AGING: Final = 1.05
+"""By so much the quickest answer fades with each later one: clocks drift, and are set."""
 
 
 def options(url: str, timeout: float, asynchronous: bool) -> Any:
@@ -94,7 +98,7 @@ def told(error: BaseException) -> EngineUnavailable:
         return EngineUnavailable("a replica answers, which may not be written to")
     if isinstance(error, redis.exceptions.NoPermissionError):
         return EngineUnavailable(
-            "the user may not do this: FCALL, FUNCTION, INFO, PUBLISH, and keys and channels towerman:* are needed"
+            "the user may not do this: `towerman engine doctor` says which commands, keys and channels are missing"
         )
     if isinstance(error, redis.ResponseError):
         words = str(error).split()
@@ -136,13 +140,30 @@ class Known:
 
     Attributes:
         epoch: the highest that was seen: data that know less have forgotten something.
+        reaped: leases of the group that ran out, whoever held them, as the server told last.
+        offset: microseconds that the server's clock is ahead of this machine's, as far as is known: an answer tells it
+            to within half of the time that it took, so the quickest of late is believed.
     """
 
-    __slots__ = ("epoch", "lease")
+    __slots__ = ("_quickest", "epoch", "lease", "offset", "reaped")
 
     def __init__(self, lease: int) -> None:
         self.lease = lease
         self.epoch = 0
+        self.reaped = 0
+        self.offset = 0
+        self._quickest = float("inf")
+
+    def heard(self, head: Sequence[Any], before: float, after: float) -> None:
+        """An answer began with that; it was asked for and had at these instants of this machine's wall clock."""
+        self.epoch = max(self.epoch, head[1])
+        self.reaped = head[3]
+        took = after - before
+        if 0 <= took <= self._quickest:
+            self._quickest = took
+            self.offset = int(head[0]) - round((before + after) / 2 * MICROS)
+        else:
+            self._quickest *= AGING
 
     @staticmethod
     def greeted(answer: Any) -> None:
@@ -370,6 +391,7 @@ class Line:
         text = f"[{','.join(texts)}]"
         command = ("FCALL", function, len(self._keys), *self._keys, text, known.epoch, known.lease)
         for attempt in range(4):
+            before = wall_time()
             try:
                 answers: list[Any] = await self._send(*command)
             except redis.exceptions.MovedError as moved:
@@ -382,7 +404,7 @@ class Line:
                     raise
                 await self._load()
             else:
-                known.epoch = max(known.epoch, answers[0][1])
+                known.heard(answers[0], before, wall_time())
                 return answers[1:]
         raise AssertionError("unreachable")  # pragma: no cover - the last attempt raises
 

@@ -424,7 +424,13 @@ class RedisLedger:
         return self._heart.lost
 
     def statistics(self) -> dict[str, int]:
-        """Round trips, questions in them, grants and shares held, renewals answered and missed, grants lost."""
+        """What was asked, and what was heard.
+
+        `trips` and `asked`: round trips, less those of the heartbeats, and questions in them. `held`: grants and
+        shares. `beats` and `missed`: renewals answered or not. `lost`: grants. `reaped`: leases of the whole group that
+        ran out without being given back, whoever held them, as the server told last. `offset_us`: microseconds that its
+        clock is ahead of this machine's.
+        """
         lines = [line for line, _ in self._lines.values()]
         return {
             "trips": sum(line.trips for line in lines),
@@ -433,6 +439,8 @@ class RedisLedger:
             "beats": self._heart.beats,
             "missed": self._heart.missed,
             "lost": self._heart.lost,
+            "reaped": self._known.reaped,
+            "offset_us": self._known.offset,
         }
 
     def __repr__(self) -> str:

@@ -121,6 +121,9 @@ class EngineStatistics:
         beats: renewals that were answered.
         missed: renewals that were not.
         lost: leases that were lost before they were given back.
+        reaped: leases of the whole group that ran out without being given back (a process died, or was away for
+            longer), whoever held them, as the server told last.
+        clock_offset: seconds that the server's clock is ahead of this machine's. Leases do not depend on it.
         alone: calls that ran without a lease, since the engine was not reached (`on_unavailable`).
     """
 
@@ -130,6 +133,8 @@ class EngineStatistics:
     beats: int
     missed: int
     lost: int
+    reaped: int
+    clock_offset: float
     alone: int
 
 
@@ -349,6 +354,8 @@ def _engine(core: Core) -> EngineStatistics | None:
         told["beats"],
         told["missed"],
         told["lost"],
+        told["reaped"],
+        told["offset_us"] / 1e6,
         core.leases["alone"],
     )
 
